@@ -1,0 +1,809 @@
+/* decode.c: instruction words -> isa_row.
+ *
+ * The .def lists give opcode -> instruction per format (a duplicate opcode
+ * is a compiler warning); the fields of each format are taken apart here.
+ * What an instruction does is left to exec*.c, its text to disasm.c.
+ * Anything unknown leaves op == ISA_UNKNOWN and faults when executed.
+ *
+ * Source: Vega ISA chapter 13.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#include "isa.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the lists as tables ----------------------------------------------- */
+
+const isa_info isa_ops[ISA_COUNT] = {
+#define INFO(fmt, op, name_, d, a, b, c, flag, acc, size)              \
+    {.name = name_, .opcode = (op), .format = (fmt),                     \
+     .type = {T_##d, T_##a, T_##b, T_##c}, .flags = (flag),              \
+     .access = (acc), .bytes = (size), .meaning = ""},
+#define VECTOR(fmt, op, name_, d, a, b, c, flag, text)                 \
+    {.name = name_, .opcode = (op), .format = (fmt),                     \
+     .type = {T_##d, T_##a, T_##b, T_##c}, .flags = (flag),              \
+     .meaning = text},
+    INFO(F_NONE, 0, "", none, none, none, none, 0, 0, 0)
+#define SOP2(op, name, d, a, b, ...) \
+    INFO(F_SOP2, op, #name, d, a, b, none, 0, 0, 0)
+#include "sop2.def"
+#define SOP1(op, name, d, a, ...) \
+    INFO(F_SOP1, op, #name, d, a, none, none, 0, 0, 0)
+#include "sop1.def"
+#define SOPK(op, name, d, use, ...) \
+    INFO(F_SOPK, op, #name, d, none, none, none, 0, K_##use, 0)
+#include "sopk.def"
+#define SOPC(op, name, a, b, ...) \
+    INFO(F_SOPC, op, #name, none, a, b, none, 0, 0, 0)
+#include "sopc.def"
+#define SOPP(op, name, style, ...) \
+    INFO(F_SOPP, op, #name, none, none, none, none, 0, P_##style, 0)
+#include "sopp.def"
+#define SMEM(op, name, kind, dwords) \
+    INFO(F_SMEM, op, #name, none, none, none, none, 0, kind, 4 * (dwords))
+#include "smem.def"
+#define VOP1(op, name, d, a, ...) \
+    VECTOR(F_VOP1, op, #name, d, a, none, none, 0, #__VA_ARGS__)
+#define VOP1_SPECIAL(op, name, d, a, ...) \
+    VECTOR(F_VOP1, op, #name, d, a, none, none, ISA_SPECIAL, #__VA_ARGS__)
+#include "vop1.def"
+#define VOP2(op, name, d, a, b, c, ...) \
+    VECTOR(F_VOP2, op, #name, d, a, b, c, 0, #__VA_ARGS__)
+#define VOP2_CO(op, name, d, a, b, c, ...) \
+    VECTOR(F_VOP2, op, #name, d, a, b, c, ISA_CARRY, #__VA_ARGS__)
+#include "vop2.def"
+#define VOPC(op, name, a, b, ...) \
+    VECTOR(F_VOPC, op, #name, mask, a, b, none, 0, #__VA_ARGS__)
+#include "vopc.def"
+#define VOP3(op, name, d, a, b, c, ...) \
+    VECTOR(F_VOP3, op, #name, d, a, b, c, 0, #__VA_ARGS__)
+#define VOP3_CO(op, name, d, a, b, c, ...) \
+    VECTOR(F_VOP3, op, #name, d, a, b, c, ISA_CARRY, #__VA_ARGS__)
+#define VOP3_SEL(op, name, d, a, b, c, ...) \
+    VECTOR(F_VOP3, op, #name, d, a, b, c, ISA_SELECT, #__VA_ARGS__)
+#define VOP3_SPECIAL(op, name, d, a, b, c, ...) \
+    VECTOR(F_VOP3, op, #name, d, a, b, c, ISA_SPECIAL, #__VA_ARGS__)
+#include "vop3.def"
+#define VOP3P(op, name, d, a, b, c, ...) \
+    VECTOR(F_VOP3P, op, #name, d, a, b, c, 0, #__VA_ARGS__)
+#define VOP3P_DOT(op, name, d, a, b, c, ...) \
+    VECTOR(F_VOP3P, op, #name, d, a, b, c, ISA_WHOLE, #__VA_ARGS__)
+#include "vop3p.def"
+#define DS(op, name, kind, size) \
+    INFO(F_DS, op, "ds_" #name, none, none, none, none, 0, kind, size)
+#define ATOMIC_BYTES(type) (sizeof #type == sizeof "u32" && #type[1] == '3' ? 4 : 8)
+#define DS_ATOMIC(op, name, rtn, type, sources, ...)                        \
+    INFO(F_DS, op, "ds_" #name, none, none, none, none,                      \
+         (sources) == 2 ? ISA_WHOLE : 0, M_ATOMIC, ATOMIC_BYTES(type))       \
+    INFO(F_DS, (op) + 0x20, "ds_" #rtn, none, none, none, none,              \
+         ISA_RETURN | ((sources) == 2 ? ISA_WHOLE : 0), M_ATOMIC,            \
+         ATOMIC_BYTES(type))
+#define DS_ATOMIC_RTN(op, name, type, sources, ...)                         \
+    INFO(F_DS, op, "ds_" #name, none, none, none, none,                      \
+         ISA_RETURN | ((sources) == 2 ? ISA_WHOLE : 0), M_ATOMIC,            \
+         ATOMIC_BYTES(type))
+#include "ds.def"
+#define VMEM_INFO(fmt, op, name, kind, flag, size) \
+    INFO(fmt, op, name, none, none, none, none, flag, kind, size)
+#define VMEM(op, name, kind, size)                                 \
+    VMEM_INFO(F_FLAT, op, "flat_" #name, kind, 0, size)             \
+    VMEM_INFO(F_GLOBAL, op, "global_" #name, kind, 0, size)         \
+    VMEM_INFO(F_SCRATCH, op, "scratch_" #name, kind, 0, size)       \
+    VMEM_INFO(F_MUBUF, op, "buffer_" #name, kind, 0, size)
+#define VMEM_ATOMIC_INFO(fmt, op, name, type, sources)                      \
+    VMEM_INFO(fmt, op, name, M_ATOMIC, (sources) == 2 ? ISA_WHOLE : 0,       \
+              ATOMIC_BYTES(type))
+#define VMEM_ATOMIC(op, name, type, sources, ...)                           \
+    VMEM_ATOMIC_INFO(F_FLAT, op, "flat_" #name, type, sources)               \
+    VMEM_ATOMIC_INFO(F_GLOBAL, op, "global_" #name, type, sources)           \
+    VMEM_ATOMIC_INFO(F_NONE, op, "scratch_" #name, type, sources)            \
+    VMEM_ATOMIC_INFO(F_MUBUF, op, "buffer_" #name, type, sources)
+#define MUBUF(op, name, kind) VMEM_INFO(F_MUBUF, op, #name, kind, 0, 0)
+#include "vmem.def"
+};
+
+#define ENTRY(op, name, ...) [op] = ISA_##name,
+
+static const uint16_t sop2_table[128] = {
+#define SOP2 ENTRY
+#include "sop2.def"
+};
+static const uint16_t sop1_table[256] = {
+#define SOP1 ENTRY
+#include "sop1.def"
+};
+static const uint16_t sopk_table[32] = {
+#define SOPK ENTRY
+#include "sopk.def"
+};
+static const uint16_t sopc_table[128] = {
+#define SOPC ENTRY
+#include "sopc.def"
+};
+static const uint16_t sopp_table[128] = {
+#define SOPP ENTRY
+#include "sopp.def"
+};
+static const uint16_t smem_table[256] = {
+#define SMEM ENTRY
+#include "smem.def"
+};
+static const uint16_t vop1_table[256] = {
+#define VOP1 ENTRY
+#include "vop1.def"
+};
+static const uint16_t vop2_table[64] = {
+#define VOP2 ENTRY
+#include "vop2.def"
+};
+static const uint16_t vopc_table[256] = {
+#define VOPC ENTRY
+#include "vopc.def"
+};
+static const uint16_t vop3_table[1024] = {
+#define VOP3 ENTRY
+#include "vop3.def"
+};
+static const uint16_t vop3p_table[128] = {
+#define VOP3P ENTRY
+#include "vop3p.def"
+};
+static const uint16_t ds_table[256] = {
+#define DS(op, name, ...) [op] = ISA_ds_##name,
+#define DS_ATOMIC(op, name, rtn, ...) \
+    [op] = ISA_ds_##name, [(op) + 0x20] = ISA_ds_##rtn,
+#define DS_ATOMIC_RTN DS
+#include "ds.def"
+};
+static const uint16_t vmem_table[4][128] = {
+#define VMEM(op, name, ...) [op] = ISA_flat_##name,
+#define VMEM_ATOMIC VMEM
+    {
+#include "vmem.def"
+    },
+#define VMEM(op, name, ...) [op] = ISA_scratch_##name,
+#define VMEM_ATOMIC(op, name, ...)
+    {
+#include "vmem.def"
+    },
+#define VMEM(op, name, ...) [op] = ISA_global_##name,
+#define VMEM_ATOMIC VMEM
+    {
+#include "vmem.def"
+    },
+#define VMEM(op, name, ...) [op] = ISA_buffer_##name,
+#define VMEM_ATOMIC VMEM
+#define MUBUF(op, name, kind) [op] = ISA_##name,
+    {
+#include "vmem.def"
+    }
+};
+
+/* The one message a compute kernel may send. */
+enum { MESSAGE_INTERRUPT = 1 };
+
+/* ---- fields ------------------------------------------------------------ */
+
+static uint32_t field(uint32_t word, unsigned low, unsigned bits)
+{
+    return word >> low & ((1u << bits) - 1u);
+}
+
+static bool source_exists(unsigned code)
+{
+    return code <= 107 || (code >= SRC_TTMP && code <= SRC_M0)
+           || code == SRC_EXEC || code == SRC_EXEC + 1
+           || (code >= SRC_ZERO && code <= SRC_MINUS_16)
+           || (code >= SRC_SHARED_BASE && code <= SRC_PRIVATE_LIMIT)
+           || (code >= SRC_HALF && code <= SRC_INV_2PI)
+           || (code >= SRC_VCCZ && code <= SRC_SCC) || code >= SRC_LDS_DIRECT;
+}
+
+/* A scalar register, or an aligned run of them within one class. */
+static bool scalar_exists(unsigned code, unsigned registers)
+{
+    unsigned align = registers < 4 ? registers : 4;
+
+    if (registers > 1 && code % align != 0) {
+        return false;
+    }
+    if (code < SRC_FLAT_SCRATCH) {
+        return code + registers <= SIM_SGPRS;
+    }
+    if (code < SRC_TTMP || code >= SRC_EXEC) {
+        return registers <= 2 && code < SRC_ZERO;
+    }
+    return code < SRC_M0 ? code + registers <= SRC_M0
+                         : code == SRC_M0 && registers == 1;
+}
+
+/* A source code that an operand of this many registers may have. */
+static bool source_fits(unsigned code, unsigned registers)
+{
+    return code < SRC_ZERO ? scalar_exists(code, registers)
+                           : source_exists(code);
+}
+
+static void need_vgprs(isa_row *row, unsigned first, unsigned count)
+{
+    if (first + count > row->vgpr_end) {
+        row->vgpr_end = (uint16_t)(first + count);
+    }
+}
+
+/* A literal constant follows if a source names it. */
+static void take_literal(const uint32_t *word, size_t left, isa_row *row)
+{
+    for (int i = 0; i < 3; i++) {
+        if (row->src[i] == SRC_LITERAL) {
+            if (left < 2) {
+                row->op = ISA_UNKNOWN;
+                return;
+            }
+            row->literal = word[1];
+            row->dwords = 2;
+        }
+    }
+}
+
+static void decode_scalar(const uint32_t *word, size_t left, isa_row *row)
+{
+    uint32_t w = word[0];
+
+    row->issue = ISSUE_SCALAR;
+    row->dst = (uint8_t)field(w, 16, 7);
+    row->offset = (int16_t)(w & 0xffff);
+    switch (w >> 23) {
+    case 0x17d:
+        row->format = F_SOP1;
+        row->op = sop1_table[field(w, 8, 8)];
+        row->src[0] = (uint16_t)field(w, 0, 8);
+        break;
+    case 0x17e:
+        row->format = F_SOPC;
+        row->op = sopc_table[field(w, 16, 7)];
+        row->src[0] = (uint16_t)field(w, 0, 8);
+        row->src[1] = (uint16_t)field(w, 8, 8);
+        break;
+    case 0x17f:
+        row->format = F_SOPP;
+        row->op = sopp_table[field(w, 16, 7)];
+        if (row->op == ISA_s_sendmsg && row->offset != MESSAGE_INTERRUPT) {
+            row->op = ISA_UNKNOWN;
+        }
+        return;
+    default:
+        if (w >> 28 == 0xb) {
+            row->format = F_SOPK;
+            row->op = sopk_table[field(w, 23, 5)];
+            if (row->op == ISA_s_setreg_imm32_b32) {
+                row->src[0] = SRC_LITERAL;
+            }
+        } else {
+            row->format = F_SOP2;
+            row->op = sop2_table[field(w, 23, 7)];
+            row->src[0] = (uint16_t)field(w, 0, 8);
+            row->src[1] = (uint16_t)field(w, 8, 8);
+        }
+        break;
+    }
+    take_literal(word, left, row);
+
+    const isa_info *info = &isa_ops[row->op];
+    for (int i = 0; i < 2; i++) {
+        unsigned type = info->type[1 + i];
+        if (type != T_none && row->src[i] != SRC_LITERAL
+            && (!source_fits(row->src[i], isa_registers(type))
+                || row->src[i] == SRC_LDS_DIRECT)) {
+            row->op = ISA_UNKNOWN;
+        }
+    }
+    if (info->type[0] != T_none
+        && !scalar_exists(row->dst, isa_registers(info->type[0]))) {
+        row->op = ISA_UNKNOWN;
+    }
+}
+
+static void decode_smem(const uint32_t *word, size_t left, isa_row *row)
+{
+    row->issue = ISSUE_SMEM;
+    row->format = F_SMEM;
+    if (left < 2) {
+        return;
+    }
+    row->dwords = 2;
+    row->op = smem_table[field(word[0], 18, 8)];
+    row->base = (uint8_t)(field(word[0], 0, 6) * 2);
+    row->dst = (uint8_t)field(word[0], 6, 7);
+    row->soffset_en = (uint8_t)field(word[0], 14, 1);
+    row->glc = (uint8_t)field(word[0], 16, 1);
+    row->imm = (uint8_t)field(word[0], 17, 1);
+    row->offset = (int32_t)(word[1] << 11) >> 11;
+    row->soffset = (uint8_t)(row->soffset_en ? word[1] >> 25
+                                             : word[1] & 0x7f);
+
+    const isa_info *info = &isa_ops[row->op];
+    unsigned registers = info->access == M_TIME ? 2u : info->bytes / 4u;
+    bool addressed = info->access != M_CACHE && info->access != M_TIME;
+    if ((registers > 0 && !scalar_exists(row->dst, registers))
+        || (addressed && (row->soffset_en || !row->imm)
+            && !scalar_exists(row->soffset, 1))
+        || (addressed && !scalar_exists(row->base, 2))) {
+        row->op = ISA_UNKNOWN;
+    }
+}
+
+static void sdwa(uint32_t word, isa_row *row)
+{
+    row->ext = ISA_EXT_SDWA;
+    row->src[0] = (uint16_t)(field(word, 0, 8)
+                             | (field(word, 23, 1) ? 0 : SRC_VGPR));
+    if (isa_ops[row->op].type[2] != T_none) {
+        row->src[1] = (uint16_t)((row->src[1] & 0xff)
+                                 | (field(word, 31, 1) ? 0 : SRC_VGPR));
+    }
+    if (row->format == F_VOPC) {
+        row->sdst = (uint8_t)(field(word, 15, 1) ? field(word, 8, 7)
+                                                 : SRC_VCC);
+        row->sel[0] = 6;
+    } else {
+        row->sel[0] = (uint8_t)field(word, 8, 3);
+        row->dst_unused = (uint8_t)field(word, 11, 2);
+        row->clamp = (uint8_t)field(word, 13, 1);
+        row->omod = (uint8_t)field(word, 14, 2);
+    }
+    row->sel[1] = (uint8_t)field(word, 16, 3);
+    row->sel[2] = (uint8_t)field(word, 24, 3);
+    row->sext = (uint8_t)(field(word, 19, 1) | field(word, 27, 1) << 1);
+    row->neg = (uint8_t)(field(word, 20, 1) | field(word, 28, 1) << 1);
+    row->abs = (uint8_t)(field(word, 21, 1) | field(word, 29, 1) << 1);
+    if (row->sel[0] > 6 || row->sel[1] > 6 || row->sel[2] > 6
+        || row->dst_unused > 2) {
+        row->op = ISA_UNKNOWN;
+    }
+}
+
+static void dpp(uint32_t word, isa_row *row)
+{
+    unsigned ctrl = field(word, 8, 9);
+
+    row->ext = ISA_EXT_DPP;
+    row->src[0] = (uint16_t)(SRC_VGPR + field(word, 0, 8));
+    row->dpp_ctrl = (uint16_t)ctrl;
+    row->bound_zero = (uint8_t)field(word, 19, 1);
+    row->neg = (uint8_t)(field(word, 20, 1) | field(word, 22, 1) << 1);
+    row->abs = (uint8_t)(field(word, 21, 1) | field(word, 23, 1) << 1);
+    row->bank_mask = (uint8_t)field(word, 24, 4);
+    row->row_mask = (uint8_t)field(word, 28, 4);
+    bool shift = ctrl >= 0x101 && ctrl <= 0x12f && (ctrl & 15) != 0;
+    bool wave = ctrl == 0x130 || ctrl == 0x134 || ctrl == 0x138
+                || ctrl == 0x13c || (ctrl >= 0x140 && ctrl <= 0x143);
+    if (ctrl > 0xff && !shift && !wave) {
+        row->op = ISA_UNKNOWN;
+    }
+}
+
+/* SDWA and DPP exist for one-register operands only, and not for the rows
+ * that take a literal or have code of their own. */
+static bool extendable(const isa_row *row)
+{
+    const isa_info *info = &isa_ops[row->op];
+
+    if ((info->flags & ISA_SPECIAL) != 0 || row->op == ISA_v_madmk_f32
+        || row->op == ISA_v_madak_f32 || row->op == ISA_v_madmk_f16
+        || row->op == ISA_v_madak_f16) {
+        return false;
+    }
+    if (row->ext == ISA_EXT_DPP && row->format == F_VOPC) {
+        return false;
+    }
+    for (int i = 0; i < 3; i++) {
+        if (info->type[i] != T_mask && isa_registers(info->type[i]) != 1) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void decode_vop(const uint32_t *word, size_t left, isa_row *row)
+{
+    uint32_t w = word[0];
+    unsigned opcode = field(w, 25, 6);
+
+    row->dst = (uint8_t)field(w, 17, 8);
+    row->sdst = SRC_VCC;
+    row->src[0] = (uint16_t)field(w, 0, 9);
+    row->src[1] = (uint16_t)(SRC_VGPR + field(w, 9, 8));
+    if (opcode == 0x3f) {
+        row->format = F_VOP1;
+        row->op = vop1_table[field(w, 9, 8)];
+        row->src[1] = 0;
+    } else if (opcode == 0x3e) {
+        row->format = F_VOPC;
+        row->op = vopc_table[field(w, 17, 8)];
+        row->dst = 0;
+    } else {
+        row->format = F_VOP2;
+        row->op = vop2_table[opcode];
+        row->src[2] = isa_ops[row->op].type[3] == T_mask
+                          ? (uint16_t)SRC_VCC
+                          : (uint16_t)(SRC_VGPR + row->dst);
+    }
+    if (row->op == ISA_v_madmk_f32 || row->op == ISA_v_madak_f32
+        || row->op == ISA_v_madmk_f16 || row->op == ISA_v_madak_f16) {
+        row->src[2] = SRC_LITERAL;
+    }
+    if (row->op == ISA_v_swap_b32) {
+        need_vgprs(row, row->dst, 1);
+    }
+    if (row->src[0] == SRC_SDWA || row->src[0] == SRC_DPP) {
+        if (left < 2) {
+            row->op = ISA_UNKNOWN;
+            return;
+        }
+        row->dwords = 2;
+        if (row->src[0] == SRC_SDWA) {
+            sdwa(word[1], row);
+        } else {
+            dpp(word[1], row);
+        }
+        if (!extendable(row)) {
+            row->op = ISA_UNKNOWN;
+        }
+    } else {
+        take_literal(word, left, row);
+    }
+}
+
+static void decode_vop3(const uint32_t *word, size_t left, isa_row *row)
+{
+    uint32_t w = word[0];
+    bool packed = w >> 23 == 0x1a7;
+    unsigned opcode = field(w, 16, 10);
+
+    row->format = packed ? F_VOP3P : F_VOP3;
+    if (left < 2) {
+        return;
+    }
+    row->dwords = 2;
+    if (packed) {
+        row->op = vop3p_table[opcode & 127];
+    } else if (opcode < 0x100) {
+        row->op = vopc_table[opcode];
+    } else if (opcode < 0x140) {
+        row->op = vop2_table[opcode - 0x100];
+    } else if (opcode < 0x1c0) {
+        row->op = vop1_table[opcode - 0x140];
+    } else {
+        row->op = vop3_table[opcode];
+    }
+    if (row->op == ISA_v_madmk_f32 || row->op == ISA_v_madak_f32
+        || row->op == ISA_v_madmk_f16 || row->op == ISA_v_madak_f16
+        || row->op == ISA_v_swap_b32 || row->op == ISA_v_readfirstlane_b32) {
+        row->op = ISA_UNKNOWN;   /* no VOP3 form */
+    }
+    const isa_info *info = &isa_ops[row->op];
+
+    row->dst = (uint8_t)field(w, 0, 8);
+    row->src[0] = (uint16_t)field(word[1], 0, 9);
+    row->src[1] = (uint16_t)field(word[1], 9, 9);
+    row->src[2] = (uint16_t)field(word[1], 18, 9);
+    row->neg = (uint8_t)field(word[1], 29, 3);
+    row->clamp = (uint8_t)field(w, 15, 1);
+    if (packed) {
+        row->neg_hi = (uint8_t)field(w, 8, 3);
+        row->op_sel = (uint8_t)field(w, 11, 3);
+        row->op_sel_hi = (uint8_t)(field(word[1], 27, 2)
+                                   | field(w, 14, 1) << 2);
+    } else {
+        row->omod = (uint8_t)field(word[1], 27, 2);
+        if ((info->flags & ISA_CARRY) != 0) {
+            row->sdst = (uint8_t)field(w, 8, 7);
+            if (!scalar_exists(row->sdst, 2)) {
+                row->op = ISA_UNKNOWN;
+            }
+        } else {
+            row->abs = (uint8_t)field(w, 8, 3);
+            row->op_sel = (uint8_t)field(w, 11, 4);
+        }
+    }
+    if (info->format == F_VOPC || row->op == ISA_v_readlane_b32) {
+        row->sdst = row->dst;
+        row->dst = 0;
+        if (!scalar_exists(row->sdst, info->format == F_VOPC ? 2 : 1)) {
+            row->op = ISA_UNKNOWN;
+        }
+    }
+    if (info->type[3] == T_none) {
+        row->src[2] = 0;
+    } else if (info->format == F_VOP2 && info->type[3] != T_mask) {
+        row->src[2] = (uint16_t)(SRC_VGPR + row->dst);   /* mac */
+    }
+    for (int i = 0; i < 3; i++) {
+        unsigned code = row->src[i];
+        if (info->type[1 + i] != T_none
+            && (code == SRC_LITERAL
+                || (info->type[1 + i] == T_mask
+                    && !scalar_exists(code, 2)))) {
+            row->op = ISA_UNKNOWN;
+        }
+    }
+    if ((row->op == ISA_v_readlane_b32 && row->src[0] < SRC_VGPR)
+        || ((row->op == ISA_v_readlane_b32 || row->op == ISA_v_writelane_b32)
+            && row->src[1] >= SRC_VGPR)
+        || (row->op == ISA_v_writelane_b32 && row->src[0] >= SRC_VGPR)) {
+        row->op = ISA_UNKNOWN;
+    }
+}
+
+/* False if a modifier is set that the instruction has no use for: the
+ * hardware's answer is not documented, so such a row must not run. */
+static bool modifiers_fit(const isa_row *row)
+{
+    const isa_info *info = &isa_ops[row->op];
+    bool packed = row->format == F_VOP3P;
+    unsigned signs = row->neg | row->abs | row->neg_hi;
+    unsigned extends = row->sext;
+
+    for (unsigned i = 0; i < 3; i++) {
+        if (isa_takes_sign(row, i)) {
+            signs &= ~(1u << i);
+        } else if (info->type[1 + i] != T_none) {
+            extends &= ~(1u << i);
+        }
+    }
+    bool to_float = isa_is_float(info->type[0]);
+    return signs == 0 && extends == 0
+           && (row->omod == 0 || (to_float && !packed))
+           && (row->clamp == 0 || to_float || row->format == F_VOPC
+               || info->format == F_VOPC
+               || strstr(info->meaning, "CLAMP") != NULL)
+           && (packed || row->op_sel == 0 || (info->flags & ISA_SELECT) != 0);
+}
+
+/* Which VGPRs a vector row names, and whether it has no modifier at all. */
+static void finish_valu(isa_row *row)
+{
+    const isa_info *info = &isa_ops[row->op];
+
+    row->issue = ISSUE_VALU;
+    if (row->op == ISA_v_readfirstlane_b32) {
+        row->sdst = row->dst;
+        row->dst = 0;
+        if (!scalar_exists(row->sdst, 1)) {
+            row->op = ISA_UNKNOWN;
+        }
+    } else if (info->type[0] != T_mask && info->type[0] != T_none
+               && row->op != ISA_v_readlane_b32) {
+        need_vgprs(row, row->dst, isa_registers(info->type[0]));
+    }
+    for (int i = 0; i < 3; i++) {
+        unsigned type = info->type[1 + i];
+        if (type == T_none) {
+            continue;
+        }
+        if (row->src[i] >= SRC_VGPR) {
+            need_vgprs(row, row->src[i] - SRC_VGPR, isa_registers(type));
+        } else if (!source_fits(row->src[i], isa_registers(type))
+                   || row->src[i] == SRC_LDS_DIRECT) {
+            row->op = ISA_UNKNOWN;
+        }
+    }
+    if (!modifiers_fit(row)) {
+        row->op = ISA_UNKNOWN;
+    }
+    bool halves = false;
+    for (int i = 0; i < 4; i++) {
+        unsigned type = info->type[i];
+        halves = halves || type == T_u16 || type == T_i16 || type == T_f16
+                 || type == T_mix || type == T_hi16 || type == T_pk16
+                 || (type == T_pkf16 && row->format != F_VOP3P);
+    }
+    bool natural = info->type[1] != T_pkf16 || (row->op_sel_hi & 3) == 3;
+    row->plain = !halves && natural && row->ext == ISA_EXT_NONE
+                 && row->neg == 0 && row->abs == 0 && row->neg_hi == 0
+                 && row->op_sel == 0 && row->omod == 0 && row->clamp == 0;
+}
+
+static void decode_ds(const uint32_t *word, size_t left, isa_row *row)
+{
+    row->issue = ISSUE_DS;
+    row->format = F_DS;
+    if (left < 2) {
+        return;
+    }
+    row->dwords = 2;
+    row->op = ds_table[field(word[0], 17, 8)];
+    row->offset = (int32_t)field(word[0], 0, 16);
+    row->gds = (uint8_t)field(word[0], 16, 1);
+    row->addr = (uint8_t)field(word[1], 0, 8);
+    row->data = (uint8_t)field(word[1], 8, 8);
+    row->data2 = (uint8_t)field(word[1], 16, 8);
+    row->dst = (uint8_t)field(word[1], 24, 8);
+
+    const isa_info *info = &isa_ops[row->op];
+    unsigned registers = (info->bytes + 3u) / 4u;
+    if (info->access == M_NOP) {
+        return;
+    }
+    need_vgprs(row, row->addr, 1);
+    switch (info->access) {
+    case M_READ2: case M_READ2ST64:
+        need_vgprs(row, row->dst, 2 * registers);
+        break;
+    case M_WRITE2: case M_WRITE2ST64:
+        need_vgprs(row, row->data, registers);
+        need_vgprs(row, row->data2, registers);
+        break;
+    case M_STORE: case M_STORE_8: case M_STORE_16:
+    case M_STORE_8_HI: case M_STORE_16_HI:
+        need_vgprs(row, row->data, registers);
+        break;
+    case M_ATOMIC:
+        need_vgprs(row, row->data, registers);
+        if ((info->flags & ISA_WHOLE) != 0) {
+            need_vgprs(row, row->data2, registers);
+        }
+        if ((info->flags & ISA_RETURN) != 0) {
+            need_vgprs(row, row->dst, registers);
+        }
+        break;
+    case M_PERMUTE: case M_BPERMUTE:
+        need_vgprs(row, row->data, 1);
+        need_vgprs(row, row->dst, 1);
+        break;
+    default:
+        need_vgprs(row, row->dst, registers);
+        break;
+    }
+}
+
+static void need_data(isa_row *row)
+{
+    const isa_info *info = &isa_ops[row->op];
+    unsigned registers = (info->bytes + 3u) / 4u;
+    bool store = info->access == M_STORE
+                 || (info->access >= M_STORE_8 && info->access <= M_STORE_16_HI);
+
+    if (info->access == M_ATOMIC) {
+        bool two = (info->flags & ISA_WHOLE) != 0;
+        need_vgprs(row, row->data, two ? 2 * registers : registers);
+        if (row->glc) {
+            need_vgprs(row, row->dst, registers);
+        }
+    } else {
+        need_vgprs(row, store ? row->data : row->dst, registers);
+    }
+}
+
+static void decode_flat(const uint32_t *word, size_t left, isa_row *row)
+{
+    static const uint8_t formats[4] = {F_FLAT, F_SCRATCH, F_GLOBAL, F_NONE};
+    unsigned segment = field(word[0], 14, 2);
+
+    row->issue = ISSUE_FLAT;
+    row->format = formats[segment];
+    if (left < 2 || segment == 3) {
+        return;
+    }
+    row->dwords = 2;
+    row->op = vmem_table[segment][field(word[0], 18, 7)];
+    row->offset = segment == 0 ? (int32_t)field(word[0], 0, 12)
+                               : (int32_t)(word[0] << 19) >> 19;
+    row->lds = (uint8_t)field(word[0], 13, 1);
+    row->glc = (uint8_t)field(word[0], 16, 1);
+    row->slc = (uint8_t)field(word[0], 17, 1);
+    row->addr = (uint8_t)field(word[1], 0, 8);
+    row->data = (uint8_t)field(word[1], 8, 8);
+    row->base = (uint8_t)(segment == 0 ? 0x7f : field(word[1], 16, 7));
+    row->dst = (uint8_t)field(word[1], 24, 8);
+    if (row->lds || (row->base != 0x7f
+                     && !scalar_exists(row->base, segment == 2 ? 2 : 1))) {
+        row->op = ISA_UNKNOWN;
+    }
+    need_data(row);
+    if (segment == 1) {
+        if (row->base == 0x7f) {
+            need_vgprs(row, row->addr, 1);
+        }
+    } else {
+        need_vgprs(row, row->addr, row->base == 0x7f ? 2 : 1);
+    }
+}
+
+static void decode_mubuf(const uint32_t *word, size_t left, isa_row *row)
+{
+    row->issue = ISSUE_MUBUF;
+    row->format = F_MUBUF;
+    if (left < 2) {
+        return;
+    }
+    row->dwords = 2;
+    row->op = vmem_table[3][field(word[0], 18, 7)];
+    row->offset = (int32_t)field(word[0], 0, 12);
+    row->offen = (uint8_t)field(word[0], 12, 1);
+    row->idxen = (uint8_t)field(word[0], 13, 1);
+    row->glc = (uint8_t)field(word[0], 14, 1);
+    row->lds = (uint8_t)field(word[0], 16, 1);
+    row->slc = (uint8_t)field(word[0], 17, 1);
+    row->addr = (uint8_t)field(word[1], 0, 8);
+    row->data = row->dst = (uint8_t)field(word[1], 8, 8);
+    row->base = (uint8_t)(field(word[1], 16, 5) * 4);
+    row->tfe = (uint8_t)field(word[1], 23, 1);
+    row->soffset = (uint8_t)field(word[1], 24, 8);
+    if (isa_ops[row->op].access == M_CACHE) {
+        return;
+    }
+    if (row->lds || row->tfe || !scalar_exists(row->base, 4)
+        || !source_fits(row->soffset, 1) || row->soffset >= SRC_LDS_DIRECT) {
+        row->op = ISA_UNKNOWN;
+    }
+    need_data(row);
+    if (row->offen || row->idxen) {
+        need_vgprs(row, row->addr, row->offen && row->idxen ? 2 : 1);
+    }
+}
+
+void isa_decode(const uint32_t *word, size_t left, isa_row *row)
+{
+    uint32_t w = word[0];
+
+    memset(row, 0, sizeof *row);
+    row->dwords = 1;
+    if (w >> 31 == 0) {
+        decode_vop(word, left, row);
+        finish_valu(row);
+    } else if (w >> 30 == 2) {
+        decode_scalar(word, left, row);
+    } else {
+        switch (w >> 26) {
+        case 0x30:
+            decode_smem(word, left, row);
+            break;
+        case 0x34:
+            decode_vop3(word, left, row);
+            finish_valu(row);
+            break;
+        case 0x36:
+            decode_ds(word, left, row);
+            break;
+        case 0x37:
+            decode_flat(word, left, row);
+            break;
+        case 0x38:
+            decode_mubuf(word, left, row);
+            break;
+        default:
+            break;
+        }
+    }
+    if (row->vgpr_end > SIM_VGPRS) {
+        row->op = ISA_UNKNOWN;
+    }
+    if (row->op == ISA_UNKNOWN) {
+        row->issue = ISSUE_FAULT;
+    }
+}
+
+sim_code *sim_code_create(uint64_t address, size_t bytes)
+{
+    size_t count = bytes / sizeof(uint32_t);
+    sim_code *code = calloc(1, sizeof *code + count * sizeof code->row[0]);
+
+    if (code == NULL) {
+        return NULL;
+    }
+    code->address = address;
+    code->count = count;
+    code->word = (const uint32_t *)(uintptr_t)address;
+    for (size_t i = 0; i < count; i++) {
+        isa_decode(code->word + i, count - i, &code->row[i]);
+    }
+    return code;
+}
+
+void sim_code_free(sim_code *code)
+{
+    free(code);
+}

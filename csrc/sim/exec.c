@@ -1,0 +1,385 @@
+/* exec.c: one workgroup from its first to its last instruction.
+ *
+ * Sets up the waves as the packet processor would, runs each to its next
+ * barrier or its end in turn, and reports faults. What instructions do is in
+ * exec_scalar.c, exec_vector.h, exec_memory.c and exec_lds.c. Accesses are
+ * complete when their instruction is, so waits need no work.
+ *
+ * Source: Vega ISA chapters 3 and 4; LLVM's AMDGPU usage guide for the
+ * initial registers.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#define _POSIX_C_SOURCE 200809L
+#include "exec.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What undefined registers and memory hold: a signalling NaN as float, two
+ * small negative halves, no valid address. */
+#define POISON 0x7fa5a5a5u
+
+/* kernel_code_properties: which user SGPRs the kernel asks for, in order. */
+enum {
+    PROPERTY_PRIVATE_BUFFER = 1, PROPERTY_DISPATCH_PTR = 2,
+    PROPERTY_QUEUE_PTR = 4, PROPERTY_KERNARG_PTR = 8,
+    PROPERTY_DISPATCH_ID = 16, PROPERTY_FLAT_SCRATCH = 32,
+    PROPERTY_PRIVATE_SIZE = 64
+};
+
+/* ---- memory checks and faults ------------------------------------------ */
+
+bool exec_allowed(sim_group *g, uint64_t address, uint64_t bytes,
+                  uint32_t access)
+{
+    sim_region *seen = &g->seen[access == SIM_WRITE];
+
+    if (address >= seen->begin && bytes <= seen->end - seen->begin
+        && address - seen->begin <= seen->end - seen->begin - bytes) {
+        return true;
+    }
+    const sim_region *found =
+        sim_memory_find(g->dispatch->memory, address, bytes, access);
+    if (found == NULL) {
+        return false;
+    }
+    *seen = *found;
+    return true;
+}
+
+void exec_fault_at(wave *w, sim_fault_kind kind, unsigned lane_index,
+                   uint64_t address, uint32_t bytes, const char *detail)
+{
+    sim_group *g = w->group;
+    const sim_code *code = g->dispatch->code;
+    sim_fault *fault = g->fault;
+
+    w->state = WAVE_FAULT;
+    if (fault->kind != SIM_FAULT_NONE) {
+        return;
+    }
+    size_t offset = 4 * (w->row != NULL ? (size_t)(w->row - code->row)
+                                        : w->pc);
+    fault->kind = kind;
+    memcpy(fault->group, g->id, sizeof fault->group);
+    fault->wave = w->index;
+    fault->lane = lane_index;
+    fault->pc = code->address + offset - g->dispatch->entry;
+    fault->address = address;
+    fault->bytes = bytes;
+    if (offset / 4 < code->count) {
+        (void)sim_disasm(code, offset, fault->instruction,
+                         sizeof fault->instruction);
+    }
+    (void)snprintf(fault->detail, sizeof fault->detail, "%s", detail);
+}
+
+void exec_fault(wave *w, sim_fault_kind kind, const char *detail)
+{
+    exec_fault_at(w, kind, 0, 0, 0, detail);
+}
+
+/* ---- creation ---------------------------------------------------------- */
+
+static uint32_t allocated_vgprs(const sim_descriptor *descriptor)
+{
+    return 4 * ((descriptor->rsrc1 & 63) + 1);
+}
+
+static size_t round_up(size_t bytes, size_t granule)
+{
+    return (bytes + granule - 1) / granule * granule;
+}
+
+sim_group *sim_group_create(const sim_dispatch *dispatch)
+{
+    sim_group *g = calloc(1, sizeof *g);
+
+    if (g == NULL) {
+        return NULL;
+    }
+    size_t items = (size_t)dispatch->block[0] * dispatch->block[1]
+                   * dispatch->block[2];
+    size_t vgprs = allocated_vgprs(&dispatch->descriptor);
+
+    g->dispatch = dispatch;
+    g->valu = dispatch->cpu != 0 && exec_avx2_available() ? exec_valu_avx2
+                                                          : exec_valu_portable;
+    g->wave_count = (uint32_t)((items + SIM_LANES - 1) / SIM_LANES);
+    g->lds_bytes = dispatch->lds_bytes;
+    g->scratch_wave = (uint64_t)round_up(dispatch->descriptor.private_bytes, 4)
+                      * SIM_LANES;
+    g->waves = calloc(g->wave_count, sizeof *g->waves);
+    g->registers = aligned_alloc(
+        64, g->wave_count * vgprs * SIM_LANES * sizeof(lane));
+    g->lds = aligned_alloc(64, round_up((size_t)g->lds_bytes + 1, 64));
+    g->scratch = aligned_alloc(
+        256, round_up((size_t)g->scratch_wave * g->wave_count + 1, 256));
+    if (g->waves == NULL || g->registers == NULL || g->lds == NULL
+        || g->scratch == NULL) {
+        goto fail;
+    }
+    for (uint32_t i = 0; i < g->wave_count; i++) {
+        g->waves[i].v = g->registers + i * vgprs * SIM_LANES;
+        g->waves[i].vgprs = (uint32_t)vgprs;
+        g->waves[i].index = i;
+        g->waves[i].group = g;
+    }
+    return g;
+
+fail:
+    sim_group_free(g);
+    return NULL;
+}
+
+void sim_group_free(sim_group *group)
+{
+    if (group == NULL) {
+        return;
+    }
+    free(group->waves);
+    free(group->registers);
+    free(group->lds);
+    free(group->scratch);
+    free(group);
+}
+
+/* ---- initial state ----------------------------------------------------- */
+
+static void poison(void *memory, size_t bytes)
+{
+    static const uint32_t word = POISON;
+    uint8_t *to = memory;
+
+    for (; bytes >= sizeof word; bytes -= sizeof word, to += sizeof word) {
+        memcpy(to, &word, sizeof word);
+    }
+    memcpy(to, &word, bytes);
+}
+
+/* User SGPRs in the order of the property bits, then the system ones. */
+static void initial_sgprs(wave *w)
+{
+    const sim_group *g = w->group;
+    const sim_dispatch *dispatch = g->dispatch;
+    unsigned properties = dispatch->descriptor.properties;
+    uint32_t rsrc2 = dispatch->descriptor.rsrc2;
+    uint64_t scratch = (uint64_t)(uintptr_t)g->scratch;
+    unsigned next = 0;
+
+    if (properties & PROPERTY_PRIVATE_BUFFER) {
+        /* swizzle; index stride 64, element 4 bytes, add thread id */
+        set_pair(w, 0, scratch | UINT64_C(1) << 63);
+        w->s[2] = UINT32_MAX;
+        w->s[3] = 3u << 21 | 1u << 19 | 1u << 23;
+        next = 4;
+    }
+    if (properties & PROPERTY_DISPATCH_PTR) {
+        set_pair(w, next, dispatch->packet);
+        next += 2;
+    }
+    if (properties & PROPERTY_QUEUE_PTR) {
+        next += 2;
+    }
+    if (properties & PROPERTY_KERNARG_PTR) {
+        set_pair(w, next, dispatch->kernarg);
+        next += 2;
+    }
+    if (properties & PROPERTY_DISPATCH_ID) {
+        set_pair(w, next, 0);
+        next += 2;
+    }
+    if (properties & PROPERTY_FLAT_SCRATCH) {
+        set_pair(w, next, scratch);
+        next += 2;
+    }
+    if (properties & PROPERTY_PRIVATE_SIZE) {
+        w->s[next] = dispatch->descriptor.private_bytes;
+        next += 1;
+    }
+    next = rsrc2 >> 1 & 31;
+    for (unsigned i = 0; i < 3; i++) {
+        if (rsrc2 >> (7 + i) & 1) {
+            w->s[next++] = g->id[i];
+        }
+    }
+    if (rsrc2 >> 10 & 1) {
+        w->s[next++] = g->active;
+    }
+    if (rsrc2 & 1) {
+        w->s[next] = (uint32_t)(w->index * g->scratch_wave);
+    }
+}
+
+/* Ids and EXEC of wave w in a workgroup of size[0] x size[1] x size[2]. */
+static void initial_lanes(wave *w, const uint32_t size[3])
+{
+    uint32_t dims = w->group->dispatch->descriptor.rsrc2 >> 11 & 3;
+    uint64_t items = (uint64_t)size[0] * size[1] * size[2];
+    uint64_t exec = 0;
+
+    for (uint32_t l = 0; l < SIM_LANES; l++) {
+        uint64_t item = (uint64_t)w->index * SIM_LANES + l;
+        if (item >= items) {
+            break;
+        }
+        exec |= UINT64_C(1) << l;
+        w->v[l].u = (uint32_t)(item % size[0]);
+        if (dims >= 1 && w->vgprs > 1) {
+            w->v[SIM_LANES + l].u = (uint32_t)(item / size[0] % size[1]);
+        }
+        if (dims >= 2 && w->vgprs > 2) {
+            w->v[2 * SIM_LANES + l].u =
+                (uint32_t)(item / size[0] / size[1]);
+        }
+    }
+    set_pair(w, SRC_EXEC, exec);
+}
+
+static void start_wave(wave *w, const uint32_t size[3])
+{
+    const sim_dispatch *dispatch = w->group->dispatch;
+
+    poison(w->s, sizeof w->s);
+    poison(w->v, (size_t)w->vgprs * SIM_LANES * sizeof(lane));
+    w->scc = 0;
+    w->mode = (dispatch->descriptor.rsrc1 >> 12 & 0xff)
+              | (dispatch->descriptor.rsrc1 >> 21 & 1) << MODE_DX10_CLAMP
+              | (dispatch->descriptor.rsrc1 >> 23 & 1) << MODE_IEEE;
+    w->state = WAVE_RUNNING;
+    w->row = NULL;
+    w->pc = (size_t)((dispatch->entry - dispatch->code->address) / 4);
+    initial_sgprs(w);
+    initial_lanes(w, size);
+}
+
+/* ---- execution --------------------------------------------------------- */
+
+/* Runs one wave until it waits, ends or faults. */
+static void run_wave(wave *w)
+{
+    sim_group *g = w->group;
+    const sim_code *code = g->dispatch->code;
+    valu_issue *valu = g->valu;
+    uint64_t budget = g->dispatch->budget;
+
+    if (budget == 0) {
+        budget = UINT64_MAX;
+    }
+    while (w->state == WAVE_RUNNING) {
+        if (w->pc >= code->count) {
+            w->row = NULL;
+            exec_fault_at(w, SIM_FAULT_PC, 0, code->address + 4 * w->pc, 4, "");
+            return;
+        }
+        const isa_row *row = &code->row[w->pc];
+        w->row = row;
+        w->pc += row->dwords;
+        if (row->vgpr_end > w->vgprs) {
+            exec_fault(w, SIM_FAULT_REGISTER, "VGPR beyond the allocation");
+            return;
+        }
+        if (g->executed == budget) {
+            exec_fault(w, SIM_FAULT_BUDGET, "");
+            return;
+        }
+        g->executed++;
+        switch (row->issue) {
+        case ISSUE_VALU:
+            valu(w, row);
+            break;
+        case ISSUE_SCALAR:
+            exec_scalar(w, row);
+            break;
+        case ISSUE_DS:
+            exec_lds(w, row);
+            break;
+        case ISSUE_FLAT:
+            exec_flat(w, row);
+            break;
+        case ISSUE_MUBUF:
+            exec_mubuf(w, row);
+            break;
+        case ISSUE_SMEM:
+            exec_smem(w, row);
+            break;
+        default:
+            exec_fault(w, SIM_FAULT_OPCODE, "not a known instruction");
+            break;
+        }
+    }
+}
+
+/* Runs all waves to the workgroup's end: each to its next barrier in turn.
+ * Waves that have ended no longer count at a barrier, as on the hardware;
+ * at check level 1 that is a fault, because it is rarely meant. */
+static bool run_waves(sim_group *g)
+{
+    for (;;) {
+        wave *waiting = NULL;
+        bool ended = false;
+
+        for (uint32_t i = 0; i < g->active; i++) {
+            wave *w = &g->waves[i];
+            run_wave(w);
+            if (w->state == WAVE_FAULT) {
+                return false;
+            }
+            if (w->state == WAVE_BARRIER) {
+                waiting = waiting == NULL ? w : waiting;
+            } else {
+                ended = true;
+            }
+        }
+        if (waiting == NULL) {
+            return true;
+        }
+        if (ended && g->dispatch->check >= 1) {
+            exec_fault(waiting, SIM_FAULT_BARRIER,
+                       "other waves of the workgroup have ended");
+            return false;
+        }
+        for (uint32_t i = 0; i < g->active; i++) {
+            if (g->waves[i].state == WAVE_BARRIER) {
+                g->waves[i].state = WAVE_RUNNING;
+            }
+        }
+    }
+}
+
+bool sim_group_run(sim_group *group, const sim_dispatch *dispatch,
+                   const uint32_t id[3], sim_stats *stats, sim_fault *fault)
+{
+    uint32_t size[3];
+
+    memset(fault, 0, sizeof *fault);
+    for (int i = 0; i < 3; i++) {
+        uint64_t first = (uint64_t)id[i] * dispatch->block[i];
+        uint64_t left = dispatch->grid[i] > first ? dispatch->grid[i] - first
+                                                  : dispatch->block[i];
+        size[i] = left < dispatch->block[i] ? (uint32_t)left
+                                            : dispatch->block[i];
+        group->id[i] = id[i];
+    }
+    group->dispatch = dispatch;
+    group->fault = fault;
+    group->executed = 0;
+    group->misaligned = 0;
+    memset(group->seen, 0, sizeof group->seen);
+    group->active = (uint32_t)(((uint64_t)size[0] * size[1] * size[2]
+                                + SIM_LANES - 1) / SIM_LANES);
+    poison(group->lds, group->lds_bytes);
+    poison(group->scratch,
+           (size_t)(group->scratch_wave * group->wave_count));
+    for (uint32_t i = 0; i < group->active; i++) {
+        start_wave(&group->waves[i], size);
+    }
+    bool done = run_waves(group);
+
+    stats->wave_instructions += group->executed;
+    stats->waves += group->active;
+    stats->workgroups++;
+    stats->misaligned += group->misaligned;
+    return done;
+}

@@ -1,0 +1,110 @@
+/* exec.h: the state of one workgroup, shared by exec*.c (internal).
+ *
+ *   exec.c          creation, initial state, wave scheduling, faults
+ *   exec_scalar.c   SALU and scalar memory
+ *   exec_vector.h   VALU; compiled by exec_portable.c and exec_avx2.c
+ *   exec_memory.c   FLAT, GLOBAL, SCRATCH, MUBUF
+ *   exec_lds.c      DS
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#ifndef HIPSIM_EXEC_H
+#define HIPSIM_EXEC_H
+
+#include "isa.h"
+
+typedef union lane {
+    uint32_t u;
+    int32_t i;
+    float f;
+} lane;
+
+typedef enum wave_state {
+    WAVE_RUNNING, WAVE_BARRIER, WAVE_ENDED, WAVE_FAULT
+} wave_state;
+
+/* One wave. s[] is indexed by the 7-bit register code, so VCC, M0 and EXEC
+ * stand in it too. VGPR n is v[64 n .. 64 n + 63]. */
+typedef struct wave {
+    uint32_t s[144];
+    uint32_t scc;
+    uint32_t mode;
+    wave_state state;
+    size_t pc;                /* row to execute next */
+    const isa_row *row;       /* row in execution */
+    lane *v;
+    uint32_t vgprs;           /* registers allocated */
+    uint32_t index;           /* wave within the workgroup */
+    sim_group *group;
+} wave;
+
+typedef void valu_issue(wave *w, const isa_row *row);
+
+struct sim_group {
+    const sim_dispatch *dispatch;
+    valu_issue *valu;
+    wave *waves;
+    uint32_t wave_count;      /* waves of a full workgroup */
+    uint32_t active;          /* waves of the running workgroup */
+    uint32_t id[3];
+    lane *registers;
+    uint8_t *lds;
+    uint32_t lds_bytes;
+    uint8_t *scratch;         /* private_bytes * 64 per wave, swizzled */
+    uint64_t scratch_wave;    /* bytes of one wave's scratch */
+    sim_region seen[2];       /* last region hit: reads, writes */
+    uint64_t executed;
+    uint64_t misaligned;
+    sim_fault *fault;
+};
+
+/* Bits of MODE. */
+enum {
+    MODE_ROUND_F32 = 0, MODE_ROUND_F16_F64 = 2,
+    MODE_DENORM_F32 = 4, MODE_DENORM_F16_F64 = 6,
+    MODE_DX10_CLAMP = 8, MODE_IEEE = 9
+};
+
+/* Address windows that flat accesses map to LDS and to scratch. */
+#define APERTURE_SHARED (UINT64_C(1) << 48)
+#define APERTURE_PRIVATE (UINT64_C(2) << 48)
+
+static inline uint64_t pair(const wave *w, unsigned reg)
+{
+    return (uint64_t)w->s[reg + 1] << 32 | w->s[reg];
+}
+
+static inline void set_pair(wave *w, unsigned reg, uint64_t value)
+{
+    w->s[reg] = (uint32_t)value;
+    w->s[reg + 1] = (uint32_t)(value >> 32);
+}
+
+static inline uint64_t exec_mask(const wave *w)
+{
+    return pair(w, SRC_EXEC);
+}
+
+/* Value of a source code that is not a VGPR, for an operand of this type. */
+uint64_t exec_operand(const wave *w, const isa_row *row, unsigned code,
+                      unsigned type);
+
+/* Records the fault of the instruction in execution and stops the wave;
+ * later faults of the same run are ignored. */
+void exec_fault(wave *w, sim_fault_kind kind, const char *detail);
+void exec_fault_at(wave *w, sim_fault_kind kind, unsigned lane_index,
+                   uint64_t address, uint32_t bytes, const char *detail);
+
+/* True if [address, address + bytes) may be accessed. */
+bool exec_allowed(sim_group *g, uint64_t address, uint64_t bytes,
+                  uint32_t access);
+
+void exec_scalar(wave *w, const isa_row *row);
+void exec_smem(wave *w, const isa_row *row);
+void exec_lds(wave *w, const isa_row *row);
+void exec_flat(wave *w, const isa_row *row);
+void exec_mubuf(wave *w, const isa_row *row);
+valu_issue exec_valu_portable;
+valu_issue exec_valu_avx2;
+bool exec_avx2_available(void);
+
+#endif

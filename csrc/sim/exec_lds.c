@@ -1,0 +1,315 @@
+/* exec_lds.c: the DS instructions: local data share, and the lane exchanges
+ * that go through its crossbar.
+ *
+ * Addresses of all lanes are formed and checked before any lane moves data.
+ * An access beyond the workgroup's LDS is a fault here; the hardware would
+ * read zero.
+ *
+ * Source: Vega ISA chapter 11 and 12.13.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#include "exec.h"
+#include "exec_atomic.h"
+
+#include <string.h>
+
+#define FOR_ACTIVE(l, mask)                                              \
+    for (uint64_t left_ = (mask); left_ != 0; left_ &= left_ - 1)        \
+        for (unsigned l = (unsigned)__builtin_ctzll(left_), once_ = 1;   \
+             once_ != 0; once_ = 0)
+
+/* True if every active lane's [address + offset, + bytes) is in the LDS. */
+static bool in_bounds(wave *w, uint64_t exec, const lane *address,
+                      uint32_t offset, uint32_t bytes)
+{
+    uint32_t highest = 0;
+
+    FOR_ACTIVE(l, exec) {
+        highest = address[l].u > highest ? address[l].u : highest;
+    }
+    if (exec == 0 || (uint64_t)highest + offset + bytes
+                         <= w->group->lds_bytes) {
+        return true;
+    }
+    FOR_ACTIVE(l, exec) {
+        uint64_t at = (uint64_t)address[l].u + offset;
+        if (at + bytes > w->group->lds_bytes) {
+            exec_fault_at(w, SIM_FAULT_LDS, l, at, bytes, "");
+            return false;
+        }
+    }
+    return true;
+}
+
+static void count_misaligned(wave *w, uint64_t exec, const lane *address,
+                             uint32_t offset, uint32_t bytes)
+{
+    uint32_t natural = bytes == 12 ? 16 : bytes;
+    uint32_t low = 0;
+
+    if (w->group->dispatch->check < 1) {
+        return;
+    }
+    FOR_ACTIVE(l, exec) {
+        low |= address[l].u + offset;
+    }
+    w->group->misaligned += (low & (natural - 1)) != 0;
+}
+
+/* `dwords` registers from `reg` on, at address + offset. */
+static void load_rows(wave *w, uint64_t exec, const lane *address,
+                      uint32_t offset, unsigned reg, unsigned dwords)
+{
+    const uint8_t *lds = w->group->lds + offset;
+    uint32_t at[SIM_LANES];
+
+    FOR_ACTIVE(l, exec) {
+        at[l] = address[l].u;
+    }
+    for (unsigned k = 0; k < dwords; k++) {
+        lane *to = w->v + (size_t)(reg + k) * SIM_LANES;
+        if (exec == UINT64_MAX) {
+            for (unsigned l = 0; l < SIM_LANES; l++) {
+                memcpy(&to[l], lds + at[l] + 4 * k, 4);
+            }
+        } else {
+            FOR_ACTIVE(l, exec) {
+                memcpy(&to[l], lds + at[l] + 4 * k, 4);
+            }
+        }
+    }
+}
+
+static void store_rows(wave *w, uint64_t exec, const lane *address,
+                       uint32_t offset, unsigned reg, unsigned dwords)
+{
+    uint8_t *lds = w->group->lds + offset;
+
+    for (unsigned k = 0; k < dwords; k++) {
+        const lane *from = w->v + (size_t)(reg + k) * SIM_LANES;
+        FOR_ACTIVE(l, exec) {
+            memcpy(lds + address[l].u + 4 * k, &from[l], 4);
+        }
+    }
+}
+
+/* Two accesses in one instruction. Both loads use the addresses from before
+ * the first, which may overwrite the address register. */
+static void two(wave *w, const isa_row *row, const isa_info *info,
+                uint64_t exec, const lane *address)
+{
+    bool load = info->access == M_READ2 || info->access == M_READ2ST64;
+    uint32_t unit = info->bytes * (info->access == M_READ2ST64
+                                           || info->access == M_WRITE2ST64
+                                       ? 64u : 1u);
+    uint32_t first = ((uint32_t)row->offset & 255) * unit;
+    uint32_t second = ((uint32_t)row->offset >> 8) * unit;
+    unsigned dwords = info->bytes / 4;
+    lane keep[SIM_LANES];
+
+    if (!in_bounds(w, exec, address, first, info->bytes)
+        || !in_bounds(w, exec, address, second, info->bytes)) {
+        return;
+    }
+    count_misaligned(w, exec, address, first | second, info->bytes);
+    if (load) {
+        memcpy(keep, address, sizeof keep);
+        load_rows(w, exec, keep, first, row->dst, dwords);
+        load_rows(w, exec, keep, second, row->dst + dwords, dwords);
+    } else {
+        store_rows(w, exec, address, first, row->data, dwords);
+        store_rows(w, exec, address, second, row->data2, dwords);
+    }
+}
+
+/* One byte or half per lane. */
+static void narrow(wave *w, const isa_row *row, const isa_info *info,
+                   uint64_t exec, const lane *address)
+{
+    lane *d = w->v + (size_t)row->dst * SIM_LANES;
+    const lane *data = w->v + (size_t)row->data * SIM_LANES;
+
+    FOR_ACTIVE(l, exec) {
+        uint8_t *at = w->group->lds + address[l].u + row->offset;
+        uint16_t half = 0;
+        memcpy(&half, at, info->bytes);
+        uint32_t old = d[l].u;
+        uint32_t high = data[l].u >> 16;
+        uint32_t low = data[l].u;
+        switch (info->access) {
+        case M_LOAD_U8: case M_LOAD_U16:
+            d[l].u = half;
+            break;
+        case M_LOAD_I8:
+            d[l].i = (int8_t)half;
+            break;
+        case M_LOAD_I16:
+            d[l].i = (int16_t)half;
+            break;
+        case M_LOAD_U8_LO: case M_LOAD_16_LO:
+            d[l].u = (old & 0xffff0000u) | half;
+            break;
+        case M_LOAD_I8_LO:
+            d[l].u = (old & 0xffff0000u) | (uint16_t)(int8_t)half;
+            break;
+        case M_LOAD_U8_HI: case M_LOAD_16_HI:
+            d[l].u = (old & 0xffffu) | (uint32_t)half << 16;
+            break;
+        case M_LOAD_I8_HI:
+            d[l].u = (old & 0xffffu) | (uint32_t)(uint16_t)(int8_t)half << 16;
+            break;
+        case M_STORE_8_HI: case M_STORE_16_HI:
+            memcpy(at, &high, info->bytes);
+            break;
+        default:   /* M_STORE_8, M_STORE_16 */
+            memcpy(at, &low, info->bytes);
+            break;
+        }
+    }
+}
+
+/* ---- atomics ----------------------------------------------------------- */
+
+static uint64_t combine(unsigned op, uint64_t m, uint64_t a, uint64_t b)
+{
+    switch (op) {
+#define DS(...)
+#define DS_ATOMIC(opcode, name, rtn, type, sources, ...) \
+    case ISA_ds_##name:                                  \
+    case ISA_ds_##rtn:                                   \
+        COMBINE(type, __VA_ARGS__)
+#define DS_ATOMIC_RTN(opcode, name, type, sources, ...) \
+    case ISA_ds_##name:                                 \
+        COMBINE(type, __VA_ARGS__)
+#include "ds.def"
+    default:
+        return m;
+    }
+}
+
+static uint64_t data_value(const wave *w, unsigned reg, unsigned l,
+                           unsigned bytes)
+{
+    uint64_t low = w->v[(size_t)reg * SIM_LANES + l].u;
+
+    return bytes == 4 ? low
+                      : low | (uint64_t)w->v[(size_t)(reg + 1) * SIM_LANES
+                                             + l].u << 32;
+}
+
+static void atomic(wave *w, const isa_row *row, const isa_info *info,
+                   uint64_t exec, const lane *address)
+{
+    FOR_ACTIVE(l, exec) {
+        uint32_t offset = address[l].u + (uint32_t)row->offset;
+        uint8_t *at = w->group->lds + offset;
+        uint64_t b = 0, old = 0;
+
+        if (offset % info->bytes != 0) {
+            exec_fault_at(w, SIM_FAULT_ALIGNMENT, l, offset, info->bytes, "");
+            return;
+        }
+        uint64_t a = data_value(w, row->data, l, info->bytes);
+        if ((info->flags & ISA_WHOLE) != 0) {
+            b = data_value(w, row->data2, l, info->bytes);
+        }
+        memcpy(&old, at, info->bytes);
+        uint64_t new = combine(row->op, old, a, b);
+        memcpy(at, &new, info->bytes);
+        if ((info->flags & ISA_RETURN) != 0) {
+            w->v[(size_t)row->dst * SIM_LANES + l].u = (uint32_t)old;
+            if (info->bytes == 8) {
+                w->v[(size_t)(row->dst + 1) * SIM_LANES + l].u =
+                    (uint32_t)(old >> 32);
+            }
+        }
+    }
+}
+
+/* ---- lane exchange ----------------------------------------------------- */
+
+/* The lane that lane l reads under ds_swizzle's offset. */
+static unsigned swizzle_lane(unsigned offset, unsigned l)
+{
+    if (offset & 0x8000) {
+        return (l & ~3u) + (offset >> 2 * (l & 3) & 3);
+    }
+    unsigned in_half = (((l & 31) & (offset & 31)) | (offset >> 5 & 31))
+                       ^ (offset >> 10 & 31);
+    return (l & 32) + in_half;
+}
+
+static void exchange(wave *w, const isa_row *row, const isa_info *info,
+                     uint64_t exec, const lane *address)
+{
+    unsigned offset = (unsigned)row->offset;
+    const lane *data = w->v + (size_t)row->data * SIM_LANES;
+    lane *d = w->v + (size_t)row->dst * SIM_LANES;
+    uint32_t result[SIM_LANES] = {0};
+
+    if (info->access == M_SWIZZLE && offset >= 0xc000) {
+        exec_fault(w, SIM_FAULT_OPCODE, "swizzle mode not simulated");
+        return;
+    }
+    FOR_ACTIVE(l, exec) {
+        unsigned other = (address[l].u + offset) / 4 % SIM_LANES;
+        switch (info->access) {
+        case M_PERMUTE:
+            result[other] = data[l].u;
+            break;
+        case M_BPERMUTE:
+            result[l] = exec >> other & 1 ? data[other].u : 0;
+            break;
+        default:
+            other = swizzle_lane(offset, l);
+            result[l] = exec >> other & 1 ? address[other].u : 0;
+            break;
+        }
+    }
+    FOR_ACTIVE(l, exec) {
+        d[l].u = result[l];
+    }
+}
+
+void exec_lds(wave *w, const isa_row *row)
+{
+    const isa_info *info = &isa_ops[row->op];
+    uint64_t exec = exec_mask(w);
+    const lane *address = w->v + (size_t)row->addr * SIM_LANES;
+    uint32_t offset = (uint32_t)row->offset;
+
+    if (row->gds) {
+        exec_fault(w, SIM_FAULT_OPCODE, "global data share not simulated");
+        return;
+    }
+    switch (info->access) {
+    case M_NOP:
+        return;
+    case M_SWIZZLE: case M_PERMUTE: case M_BPERMUTE:
+        exchange(w, row, info, exec, address);
+        return;
+    case M_READ2: case M_READ2ST64: case M_WRITE2: case M_WRITE2ST64:
+        two(w, row, info, exec, address);
+        return;
+    default:
+        break;
+    }
+    if (!in_bounds(w, exec, address, offset, info->bytes)) {
+        return;
+    }
+    count_misaligned(w, exec, address, offset, info->bytes);
+    switch (info->access) {
+    case M_LOAD:
+        load_rows(w, exec, address, offset, row->dst, info->bytes / 4);
+        break;
+    case M_STORE:
+        store_rows(w, exec, address, offset, row->data, info->bytes / 4);
+        break;
+    case M_ATOMIC:
+        atomic(w, row, info, exec, address);
+        break;
+    default:
+        narrow(w, row, info, exec, address);
+        break;
+    }
+}

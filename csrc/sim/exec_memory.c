@@ -1,0 +1,475 @@
+/* exec_memory.c: FLAT, GLOBAL, SCRATCH and MUBUF.
+ *
+ * A lane's access goes to global memory, the LDS or its own scratch; flat
+ * instructions decide per lane by address window. Global accesses must lie
+ * in the launch's memory; the usual case is one check for the range that all
+ * active lanes span. Global atomics are atomic on the host, because other
+ * workgroups run at the same time.
+ *
+ * Scratch is interleaved by dword: byte b of lane l's private memory lies at
+ * (b / 4) * 256 + l * 4 + b % 4 from the wave's base, which the kernel finds
+ * in its scratch descriptor or in FLAT_SCRATCH.
+ *
+ * Source: Vega ISA chapters 8, 9 and 12.14, 12.15; LLVM's AMDGPU usage guide
+ * for scratch and the address windows.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#include "exec.h"
+#include "exec_atomic.h"
+
+#include <string.h>
+
+/* Where one lane's access goes. */
+typedef enum place_kind { PLACE_NONE, PLACE_LINEAR, PLACE_SCRATCH } place_kind;
+
+typedef struct place {
+    uint8_t *at;           /* linear: the byte; scratch: the lane's byte 0 */
+    uint32_t offset;       /* scratch: byte in the lane's private memory */
+    place_kind kind;
+} place;
+
+static uint8_t *scratch_byte(const place *p, uint32_t i)
+{
+    uint32_t offset = p->offset + i;
+    return p->at + (size_t)(offset / 4) * 256 + offset % 4;
+}
+
+static void fetch(const place *p, void *to, uint32_t bytes)
+{
+    uint8_t *out = to;
+
+    if (p->kind == PLACE_NONE) {
+        memset(to, 0, bytes);
+    } else if (p->kind == PLACE_LINEAR) {
+        memcpy(to, p->at, bytes);
+    } else {
+        for (uint32_t i = 0; i < bytes; i++) {
+            out[i] = *scratch_byte(p, i);
+        }
+    }
+}
+
+static void deposit(const place *p, const void *from, uint32_t bytes)
+{
+    const uint8_t *in = from;
+
+    if (p->kind == PLACE_LINEAR) {
+        memcpy(p->at, from, bytes);
+    } else if (p->kind == PLACE_SCRATCH) {
+        for (uint32_t i = 0; i < bytes; i++) {
+            *scratch_byte(p, i) = in[i];
+        }
+    }
+}
+
+/* ---- registers <-> memory ---------------------------------------------- */
+
+static bool is_store(const isa_info *info)
+{
+    return info->access == M_STORE || info->access == M_STORE_8
+           || info->access == M_STORE_16 || info->access == M_STORE_8_HI
+           || info->access == M_STORE_16_HI;
+}
+
+static uint32_t *reg(wave *w, unsigned number, unsigned l)
+{
+    return &w->v[(size_t)number * SIM_LANES + l].u;
+}
+
+static void load_lane(wave *w, const isa_row *row, const isa_info *info,
+                      unsigned l, const place *p)
+{
+    uint32_t word[4] = {0};
+    uint32_t *d = reg(w, row->dst, l);
+
+    fetch(p, word, info->bytes);
+    switch (info->access) {
+    case M_LOAD:
+        for (unsigned k = 0; k < info->bytes / 4u; k++) {
+            d[k * SIM_LANES] = word[k];
+        }
+        break;
+    case M_LOAD_I8:
+        *d = (uint32_t)(int8_t)word[0];
+        break;
+    case M_LOAD_I16:
+        *d = (uint32_t)(int16_t)word[0];
+        break;
+    case M_LOAD_U8_LO: case M_LOAD_16_LO:
+        *d = (*d & 0xffff0000u) | word[0];
+        break;
+    case M_LOAD_I8_LO:
+        *d = (*d & 0xffff0000u) | (uint16_t)(int8_t)word[0];
+        break;
+    case M_LOAD_U8_HI: case M_LOAD_16_HI:
+        *d = (*d & 0xffffu) | word[0] << 16;
+        break;
+    case M_LOAD_I8_HI:
+        *d = (*d & 0xffffu) | (uint32_t)(uint16_t)(int8_t)word[0] << 16;
+        break;
+    default:   /* M_LOAD_U8, M_LOAD_U16 */
+        *d = word[0];
+        break;
+    }
+}
+
+static void store_lane(wave *w, const isa_row *row, const isa_info *info,
+                       unsigned l, const place *p)
+{
+    uint32_t word[4] = {0};
+    const uint32_t *data = reg(w, row->data, l);
+
+    for (unsigned k = 0; k < (info->bytes + 3u) / 4u; k++) {
+        word[k] = data[k * SIM_LANES];
+    }
+    if (info->access == M_STORE_8_HI || info->access == M_STORE_16_HI) {
+        word[0] >>= 16;
+    }
+    deposit(p, word, info->bytes);
+}
+
+static uint64_t combine(unsigned op, uint64_t m, uint64_t a, uint64_t b)
+{
+    switch (op) {
+#define VMEM(...)
+#define VMEM_ATOMIC(opcode, name, type, sources, ...) \
+    case ISA_flat_##name:                             \
+    case ISA_global_##name:                           \
+    case ISA_buffer_##name:                           \
+        COMBINE(type, __VA_ARGS__)
+#include "vmem.def"
+    default:
+        return m;
+    }
+}
+
+/* Compare-exchange until no other thread was in between. */
+static uint64_t atomic32(unsigned op, uint8_t *at, uint64_t a, uint64_t b)
+{
+    uint32_t *word = (uint32_t *)(void *)at;
+    uint32_t old = __atomic_load_n(word, __ATOMIC_SEQ_CST);
+    uint32_t new;
+
+    do {
+        new = (uint32_t)combine(op, old, a, b);
+    } while (!__atomic_compare_exchange_n(word, &old, new, false,
+                                          __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+    return old;
+}
+
+static uint64_t atomic64(unsigned op, uint8_t *at, uint64_t a, uint64_t b)
+{
+    uint64_t *word = (uint64_t *)(void *)at;
+    uint64_t old = __atomic_load_n(word, __ATOMIC_SEQ_CST);
+    uint64_t new;
+
+    do {
+        new = combine(op, old, a, b);
+    } while (!__atomic_compare_exchange_n(word, &old, new, false,
+                                          __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+    return old;
+}
+
+static void atomic_lane(wave *w, const isa_row *row, const isa_info *info,
+                        unsigned l, const place *p)
+{
+    unsigned dwords = info->bytes / 4u;
+    uint64_t value[2] = {0, 0}, old = 0;
+
+    for (unsigned k = 0; k < ((info->flags & ISA_WHOLE) != 0 ? 2u : 1u); k++) {
+        value[k] = *reg(w, row->data + k * dwords, l);
+        if (dwords == 2) {
+            value[k] |= (uint64_t)*reg(w, row->data + 2 * k + 1, l) << 32;
+        }
+    }
+    if (p->kind == PLACE_SCRATCH) {
+        exec_fault_at(w, SIM_FAULT_SCRATCH, l, p->offset, info->bytes,
+                      "atomic on private memory");
+        return;
+    }
+    if (p->kind == PLACE_LINEAR) {
+        if ((uintptr_t)p->at % info->bytes != 0) {
+            exec_fault_at(w, SIM_FAULT_ALIGNMENT, l, (uintptr_t)p->at,
+                          info->bytes, "");
+            return;
+        }
+        old = dwords == 2 ? atomic64(row->op, p->at, value[0], value[1])
+                          : atomic32(row->op, p->at, value[0], value[1]);
+    }
+    if (row->glc) {
+        *reg(w, row->dst, l) = (uint32_t)old;
+        if (dwords == 2) {
+            *reg(w, row->dst + 1u, l) = (uint32_t)(old >> 32);
+        }
+    }
+}
+
+static void access_lane(wave *w, const isa_row *row, const isa_info *info,
+                        unsigned l, const place *p)
+{
+    if (info->access == M_ATOMIC) {
+        atomic_lane(w, row, info, l, p);
+    } else if (is_store(info)) {
+        store_lane(w, row, info, l, p);
+    } else {
+        load_lane(w, row, info, l, p);
+    }
+}
+
+/* ---- places ------------------------------------------------------------ */
+
+static uint32_t access_bits(const isa_info *info)
+{
+    return info->access == M_ATOMIC ? SIM_READ | SIM_WRITE
+           : is_store(info) ? SIM_WRITE : SIM_READ;
+}
+
+static bool global_place(wave *w, const isa_info *info, unsigned l,
+                         uint64_t address, uint32_t bytes, place *p)
+{
+    uint32_t need = access_bits(info);
+
+    if (((need & SIM_READ) != 0
+         && !exec_allowed(w->group, address, bytes, SIM_READ))
+        || ((need & SIM_WRITE) != 0
+            && !exec_allowed(w->group, address, bytes, SIM_WRITE))) {
+        exec_fault_at(w, SIM_FAULT_ADDRESS, l, address, bytes,
+                      is_store(info) ? "write" : "");
+        return false;
+    }
+    p->kind = PLACE_LINEAR;
+    p->at = (uint8_t *)(uintptr_t)address;
+    return true;
+}
+
+static bool lds_place(wave *w, const isa_info *info, unsigned l,
+                      uint32_t offset, place *p)
+{
+    if ((uint64_t)offset + info->bytes > w->group->lds_bytes) {
+        exec_fault_at(w, SIM_FAULT_LDS, l, offset, info->bytes, "");
+        return false;
+    }
+    p->kind = PLACE_LINEAR;
+    p->at = w->group->lds + offset;
+    return true;
+}
+
+/* `base` is what the kernel holds as the wave's scratch address. */
+static bool scratch_place(wave *w, const isa_info *info, unsigned l,
+                          uint64_t base, uint32_t offset, place *p)
+{
+    const sim_group *g = w->group;
+    uint64_t own = (uint64_t)(uintptr_t)g->scratch
+                   + w->index * g->scratch_wave;
+    uint64_t first = base - own + (uint64_t)(offset / 4) * 256;
+    uint64_t last = base - own
+                    + ((uint64_t)offset + info->bytes - 1) / 4 * 256;
+
+    if (base < own || first >= g->scratch_wave || last >= g->scratch_wave) {
+        exec_fault_at(w, SIM_FAULT_SCRATCH, l, offset, info->bytes, "");
+        return false;
+    }
+    p->kind = PLACE_SCRATCH;
+    p->at = (uint8_t *)(uintptr_t)(base + 4 * l);
+    p->offset = offset;
+    return true;
+}
+
+/* ---- FLAT, GLOBAL, SCRATCH --------------------------------------------- */
+
+/* All lanes to plain memory within one region: no further checks. */
+static bool one_region(wave *w, const isa_info *info, uint64_t exec,
+                       const uint64_t *address)
+{
+    uint64_t low = UINT64_MAX, high = 0;
+    uint32_t need = access_bits(info);
+
+    for (uint64_t left = exec; left != 0; left &= left - 1) {
+        uint64_t a = address[__builtin_ctzll(left)];
+        low = a < low ? a : low;
+        high = a > high ? a : high;
+    }
+    uint64_t span = high - low + info->bytes;
+    return low <= high && high + info->bytes > high
+           && ((need & SIM_READ) == 0
+               || exec_allowed(w->group, low, span, SIM_READ))
+           && ((need & SIM_WRITE) == 0
+               || exec_allowed(w->group, low, span, SIM_WRITE));
+}
+
+static void count_misaligned(wave *w, const isa_info *info, uint64_t exec,
+                             const uint64_t *address)
+{
+    uint64_t natural = info->bytes < 4 ? info->bytes : 4, low = 0;
+
+    if (w->group->dispatch->check < 1) {
+        return;
+    }
+    for (uint64_t left = exec; left != 0; left &= left - 1) {
+        low |= address[__builtin_ctzll(left)];
+    }
+    w->group->misaligned += (low & (natural - 1)) != 0;
+}
+
+static void lane_addresses(wave *w, const isa_row *row, uint64_t *address)
+{
+    uint64_t offset = (uint64_t)(int64_t)row->offset;
+    const lane *low = w->v + (size_t)row->addr * SIM_LANES;
+
+    if (row->format == F_SCRATCH) {
+        uint64_t base = row->base == 0x7f ? 0 : w->s[row->base];
+        for (unsigned l = 0; l < SIM_LANES; l++) {
+            address[l] = offset + base + (row->base == 0x7f ? low[l].u : 0);
+        }
+    } else if (row->base != 0x7f) {
+        uint64_t base = pair(w, row->base) + offset;
+        for (unsigned l = 0; l < SIM_LANES; l++) {
+            address[l] = base + low[l].u;
+        }
+    } else {
+        for (unsigned l = 0; l < SIM_LANES; l++) {
+            address[l] = ((uint64_t)low[SIM_LANES + l].u << 32 | low[l].u)
+                         + offset;
+        }
+    }
+}
+
+void exec_flat(wave *w, const isa_row *row)
+{
+    const isa_info *info = &isa_ops[row->op];
+    uint64_t exec = exec_mask(w);
+    uint64_t address[SIM_LANES];
+    bool fast;
+
+    if (exec == 0) {
+        return;
+    }
+    lane_addresses(w, row, address);
+    count_misaligned(w, info, exec, address);
+    fast = row->format != F_SCRATCH && one_region(w, info, exec, address);
+    for (uint64_t left = exec; left != 0; left &= left - 1) {
+        unsigned l = (unsigned)__builtin_ctzll(left);
+        uint64_t a = address[l];
+        place p = {.at = (uint8_t *)(uintptr_t)a, .kind = PLACE_LINEAR};
+        bool found = true;
+
+        if (!fast) {
+            uint64_t window = a >> 32 << 32;
+            if (row->format == F_SCRATCH
+                || (row->format == F_FLAT && window == APERTURE_PRIVATE)) {
+                found = scratch_place(w, info, l, pair(w, SRC_FLAT_SCRATCH),
+                                      (uint32_t)a, &p);
+            } else if (row->format == F_FLAT && window == APERTURE_SHARED) {
+                found = lds_place(w, info, l, (uint32_t)a, &p);
+            } else {
+                found = global_place(w, info, l, a, info->bytes, &p);
+            }
+        }
+        if (!found) {
+            return;
+        }
+        access_lane(w, row, info, l, &p);
+    }
+}
+
+/* ---- MUBUF ------------------------------------------------------------- */
+
+/* The four dwords of a buffer descriptor. */
+typedef struct descriptor {
+    uint64_t base;
+    uint32_t stride, records;
+    bool scratch;          /* swizzled and adds the lane number */
+} descriptor;
+
+static descriptor read_descriptor(const wave *w, unsigned at)
+{
+    descriptor d = {
+        .base = pair(w, at) & UINT64_C(0xffffffffffff),
+        .stride = w->s[at + 1] >> 16 & 0x3fff,
+        .records = w->s[at + 2],
+        .scratch = w->s[at + 1] >> 31 != 0 && (w->s[at + 3] >> 23 & 1) != 0
+    };
+    return d;
+}
+
+/* Loads or stores the dwords that are within the buffer; the others read
+ * zero or are dropped, as compilers expect. */
+static void raw_buffer_lane(wave *w, const isa_row *row, const isa_info *info,
+                            unsigned l, const descriptor *buffer,
+                            uint64_t offset, uint64_t address)
+{
+    uint32_t unit = info->bytes < 4 ? info->bytes : 4;
+    uint64_t limit = buffer->records;
+    uint64_t inside = offset >= limit ? 0 : (limit - offset) / unit * unit;
+    uint32_t bytes = inside < info->bytes ? (uint32_t)inside : info->bytes;
+    place p = {.kind = PLACE_NONE};
+    uint32_t word[4] = {0};
+
+    if (info->access == M_ATOMIC && bytes < info->bytes) {
+        bytes = 0;
+    }
+    if (bytes > 0 && !global_place(w, info, l, address, bytes, &p)) {
+        return;
+    }
+    if (bytes == info->bytes || bytes == 0) {
+        access_lane(w, row, info, l, &p);
+    } else if (is_store(info)) {
+        for (unsigned k = 0; k < bytes / 4; k++) {
+            word[k] = *reg(w, row->data + k, l);
+        }
+        deposit(&p, word, bytes);
+    } else {
+        fetch(&p, word, bytes);
+        for (unsigned k = 0; k < info->bytes / 4u; k++) {
+            *reg(w, row->dst + k, l) = word[k];
+        }
+    }
+}
+
+void exec_mubuf(wave *w, const isa_row *row)
+{
+    const isa_info *info = &isa_ops[row->op];
+    uint64_t exec = exec_mask(w);
+
+    if (info->access == M_CACHE) {
+        return;
+    }
+    descriptor buffer = read_descriptor(w, row->base);
+    uint32_t soffset = (uint32_t)exec_operand(w, row, row->soffset, T_u32);
+    const lane *v = w->v + (size_t)row->addr * SIM_LANES;
+    uint32_t index[SIM_LANES] = {0}, voffset[SIM_LANES] = {0};
+
+    for (unsigned l = 0; l < SIM_LANES; l++) {
+        if (row->idxen) {
+            index[l] = v[l].u;
+        }
+        if (row->offen) {
+            voffset[l] = row->idxen ? v[SIM_LANES + l].u : v[l].u;
+        }
+    }
+    for (uint64_t left = exec; left != 0 && w->state == WAVE_RUNNING;
+         left &= left - 1) {
+        unsigned l = (unsigned)__builtin_ctzll(left);
+        uint64_t offset = (uint64_t)voffset[l] + (uint32_t)row->offset;
+
+        if (buffer.scratch) {
+            place p = {.kind = PLACE_NONE};
+            if (!scratch_place(w, info, l, buffer.base + soffset,
+                               (uint32_t)offset, &p)) {
+                return;
+            }
+            access_lane(w, row, info, l, &p);
+        } else if (buffer.stride == 0) {
+            raw_buffer_lane(w, row, info, l, &buffer, offset + soffset,
+                            buffer.base + soffset + offset);
+        } else {
+            /* Structured: one check on the index. */
+            descriptor one = buffer;
+            bool inside = index[l] < buffer.records;
+            one.records = inside ? UINT32_MAX : 0;
+            raw_buffer_lane(w, row, info, l, &one, offset,
+                            buffer.base + soffset + offset
+                                + (uint64_t)index[l] * buffer.stride);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+/* hipsim.h: what libhipsim.so exports.
+ *
+ * Two groups. The hip* functions have the names, signatures and error codes
+ * of the HIP runtime (5.4 subset), so that a host program which finds HIP by
+ * dlsym runs on the simulator unchanged. The hipsim* functions are ours.
+ * A launch runs to its end before the call returns; streams and events are
+ * therefore bookkeeping. Safe from any thread; threads live for one launch,
+ * so a forked child can use the library too.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#ifndef HIPSIM_H
+#define HIPSIM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* The library is built with -fvisibility=hidden; this marks its exports. */
+#define HIPSIM_API __attribute__((visibility("default")))
+
+/* hipError_t values used here; the numbers are HIP's. */
+enum {
+    hipSuccess = 0,
+    hipErrorInvalidValue = 1,
+    hipErrorOutOfMemory = 2,
+    hipErrorInvalidDevice = 101,
+    hipErrorInvalidImage = 200,
+    hipErrorNoBinaryForGpu = 209,
+    hipErrorFileNotFound = 301,
+    hipErrorInvalidHandle = 400,
+    hipErrorNotFound = 500,
+    hipErrorNotReady = 600,
+    hipErrorIllegalAddress = 700,
+    hipErrorLaunchFailure = 719
+};
+typedef int hipError_t;
+typedef struct hipsim_module *hipModule_t;
+typedef struct hipsim_function *hipFunction_t;
+typedef struct hipsim_stream *hipStream_t;
+typedef struct hipsim_event *hipEvent_t;
+
+/* A tensor that a launch may touch, used in place. Sizes and strides are in
+ * elements; ndim 0 means one element. `bytes` of address space from the
+ * lowest to past the highest element are allowed (from check level 2 on only
+ * the elements themselves). */
+enum { HIPSIM_READ = 1, HIPSIM_WRITE = 2, HIPSIM_MAX_DIMS = 6 };
+typedef struct hipsim_tensor {
+    const void *data;
+    int32_t element_bytes;
+    int32_t ndim;
+    int64_t size[HIPSIM_MAX_DIMS];
+    int64_t stride[HIPSIM_MAX_DIMS];
+    uint32_t access;          /* HIPSIM_READ | HIPSIM_WRITE */
+} hipsim_tensor;
+
+typedef struct hipsim_stats {
+    uint64_t wave_instructions;
+    uint64_t waves;
+    uint64_t workgroups;
+    uint64_t misaligned;
+} hipsim_stats;
+
+/* hipModuleLaunchKernel with the launch's own memory: only `tensors`, the
+ * code object and hipMalloc'ed memory may be touched. grid in workgroups.
+ * stats may be NULL. On a fault: hipErrorLaunchFailure or
+ * hipErrorIllegalAddress, and hipsimLastReport() tells all. */
+HIPSIM_API hipError_t hipsimLaunch(
+    hipFunction_t function, const uint32_t grid[3], const uint32_t block[3],
+    uint32_t dynamic_lds_bytes, void **params, const hipsim_tensor *tensors,
+    size_t tensor_count, hipsim_stats *stats);
+
+/* hipModuleLoadData for an image of known size: nothing beyond `bytes` is
+ * read, however corrupt the headers are. */
+HIPSIM_API hipError_t hipsimModuleLoad(hipModule_t *module, const void *image,
+                                       size_t bytes);
+
+/* Why the calling thread's last hip* or hipsim* call failed: one line with
+ * kernel, pc, instruction, workgroup, wave, lane, address. "" if it did not.
+ * Valid until the thread's next call (asking for error codes and their names
+ * does not count). */
+HIPSIM_API const char *hipsimLastReport(void);
+
+/* "check" (0..1), "threads" (0 = all cores), "cpu" (0 portable code,
+ * 1 best for this host), "budget" (wave instructions per workgroup, 0 none).
+ * First read from HIPSIM_CHECK, HIPSIM_THREADS, ... once. */
+HIPSIM_API hipError_t hipsimSetOption(const char *name, int64_t value);
+HIPSIM_API hipError_t hipsimGetOption(const char *name, int64_t *value);
+
+/* JSON text about a code object: target, abi, kernels with name, vgprs,
+ * sgprs, lds_bytes, private_bytes, vgpr_spills, sgpr_spills, code_bytes,
+ * kernarg_bytes, max_threads, wave_size, args [{name,offset,size,kind}].
+ * Works for every AMDGPU architecture (only running needs gfx906).
+ * *json is malloc'ed; release with hipsimFree. */
+HIPSIM_API hipError_t hipsimObjectInfo(const void *image, size_t bytes,
+                                       char **json);
+
+/* Disassembly of one kernel, or of all if kernel is NULL; hipsimFree it. */
+HIPSIM_API hipError_t hipsimDisassemble(const void *image, size_t bytes,
+                                        const char *kernel, char **text);
+HIPSIM_API void hipsimFree(void *memory);
+
+/* The HIP subset is declared in runtime.c's header comment and exported
+ * under HIP's own names: hipInit, hipGetDeviceCount, hipSetDevice,
+ * hipGetDevice, hipGetDeviceProperties(R0600), hipDriverGetVersion,
+ * hipRuntimeGetVersion, hipMalloc, hipFree, hipMemcpy(Async),
+ * hipMemset(Async), hipModuleLoad, hipModuleLoadData, hipModuleUnload,
+ * hipModuleGetFunction, hipModuleLaunchKernel, hipStreamCreate(WithFlags),
+ * hipStreamDestroy, hipStreamSynchronize, hipStreamQuery,
+ * hipStreamWaitEvent, hipStreamIsCapturing, hipEventCreate(WithFlags),
+ * hipEventRecord, hipEventQuery, hipEventSynchronize, hipEventElapsedTime,
+ * hipEventDestroy, hipDeviceSynchronize, hipGetLastError,
+ * hipPeekAtLastError, hipGetErrorName, hipGetErrorString. */
+
+#endif

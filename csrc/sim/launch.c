@@ -1,0 +1,347 @@
+/* launch.c: a grid of workgroups over threads.
+ *
+ * Threads live for one launch: none outlives it, so a fork between launches
+ * copies no half-dead pool. Workgroups are handed out in ascending order.
+ * After a fault no later workgroup starts but every earlier one runs to its
+ * end, so the lowest faulting workgroup is reported, whatever the number of
+ * threads. Waves and instructions are left to exec*.c.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#define _GNU_SOURCE /* sched_getaffinity */
+#include "launch.h"
+#include "options.h"
+#include "report.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { KERNARG_ALIGN = 64 };
+
+hipError_t sim_launch_check(const sim_launch *launch)
+{
+    const sim_kernel *kernel = launch->kernel;
+    const uint32_t *groups = launch->groups, *block = launch->block;
+    uint64_t threads = 1;
+    uint64_t lds = (uint64_t)kernel->descriptor.lds_bytes +
+                   launch->dynamic_lds_bytes;
+    uint32_t limit = kernel->max_threads != 0 &&
+                             kernel->max_threads < SIM_MAX_BLOCK
+                         ? kernel->max_threads
+                         : SIM_MAX_BLOCK;
+
+    for (unsigned d = 0; d < 3; d++) {
+        if (groups[d] == 0 || block[d] == 0 ||
+            (uint64_t)groups[d] * block[d] > UINT32_MAX) {
+            return sim_fail(hipErrorInvalidValue,
+                            "%s: grid (%u,%u,%u) of workgroups (%u,%u,%u): "
+                            "expected no zero and less than 2^32 work-items "
+                            "per dimension",
+                            kernel->name, groups[0], groups[1], groups[2],
+                            block[0], block[1], block[2]);
+        }
+        threads *= block[d] <= SIM_MAX_BLOCK ? block[d] : SIM_MAX_BLOCK + 1;
+    }
+    if (threads > limit) {
+        return sim_fail(hipErrorInvalidValue,
+                        "%s: workgroup (%u,%u,%u): expected at most %u "
+                        "work-items",
+                        kernel->name, block[0], block[1], block[2], limit);
+    }
+    if ((uint64_t)groups[0] * groups[1] > UINT64_MAX / 4 / groups[2]) {
+        return sim_fail(hipErrorInvalidValue,
+                        "%s: grid (%u,%u,%u): too many workgroups",
+                        kernel->name, groups[0], groups[1], groups[2]);
+    }
+    if (kernel->descriptor.private_bytes > SIM_MAX_PRIVATE) {
+        return sim_fail(hipErrorInvalidValue,
+                        "%s: %u bytes of private memory per work-item, "
+                        "expected at most %d",
+                        kernel->name, kernel->descriptor.private_bytes,
+                        SIM_MAX_PRIVATE);
+    }
+    if (lds > SIM_MAX_LDS) {
+        return sim_fail(hipErrorInvalidValue,
+                        "%s: %u bytes of static and %u of dynamic LDS: "
+                        "expected at most %d together",
+                        kernel->name, kernel->descriptor.lds_bytes,
+                        launch->dynamic_lds_bytes, SIM_MAX_LDS);
+    }
+    return hipSuccess;
+}
+
+/* ---- the report of a fault --------------------------------------------- */
+
+static const struct {
+    const char *text;
+    const char *place; /* what fault.address is, NULL if nothing */
+} fault_words[] = {
+    [SIM_FAULT_NONE] = {"no fault", NULL},
+    [SIM_FAULT_OPCODE] = {"unknown instruction", NULL},
+    [SIM_FAULT_ADDRESS] = {"illegal address", "address"},
+    [SIM_FAULT_LDS] = {"LDS access out of range", "LDS offset"},
+    [SIM_FAULT_SCRATCH] = {"scratch access out of range", "scratch offset"},
+    [SIM_FAULT_ALIGNMENT] = {"misaligned access", "address"},
+    [SIM_FAULT_PC] = {"jump outside the code", NULL},
+    [SIM_FAULT_REGISTER] = {"register beyond the kernel's allocation", NULL},
+    [SIM_FAULT_BARRIER] = {"barrier that not all waves reach", NULL},
+    [SIM_FAULT_BUDGET] = {"instruction budget used up", NULL},
+    [SIM_FAULT_TRAP] = {"trap", NULL},
+    [SIM_FAULT_MEMORY] = {"out of memory in the simulator", NULL},
+};
+
+/* One clause about where an illegal address lies. */
+static void describe_address(const sim_memory *memory, const sim_fault *fault,
+                             char *text, size_t size)
+{
+    const sim_region *before = NULL, *holds = NULL;
+
+    for (size_t i = 0; i < memory->count; i++) {
+        const sim_region *r = &memory->region[i];
+        if (r->begin <= fault->address && fault->address < r->end) {
+            holds = r;
+        } else if (r->end <= fault->address) {
+            before = r;
+        }
+    }
+    if (holds != NULL && fault->bytes <= holds->end - fault->address) {
+        (void)snprintf(text, size, "in an allocation that this launch may "
+                                   "only %s",
+                       holds->access == SIM_READ ? "read" : "write");
+    } else if (holds != NULL) {
+        (void)snprintf(text, size, "reaches past the end of a %llu-byte "
+                                   "allocation",
+                       (unsigned long long)(holds->end - holds->begin));
+    } else if (before != NULL && fault->address - before->end < 4096) {
+        (void)snprintf(text, size, "not in any allocation of this launch, "
+                                   "%llu bytes past the end of one of %llu",
+                       (unsigned long long)(fault->address - before->end),
+                       (unsigned long long)(before->end - before->begin));
+    } else {
+        (void)snprintf(text, size, "not in any allocation of this launch");
+    }
+}
+
+hipError_t sim_launch_fault(const char *kernel, const sim_fault *fault,
+                            const sim_memory *memory)
+{
+    char place[192] = "", where[192] = "";
+    hipError_t code = hipErrorLaunchFailure;
+
+    if (fault->kind == SIM_FAULT_MEMORY) {
+        return sim_fail(hipErrorOutOfMemory, "%s: %s", kernel,
+                        fault_words[fault->kind].text);
+    }
+    if (fault_words[fault->kind].place != NULL) {
+        (void)snprintf(place, sizeof place, ", lane %u, %s 0x%llx, %u bytes",
+                       fault->lane, fault_words[fault->kind].place,
+                       (unsigned long long)fault->address, fault->bytes);
+    }
+    if (fault->kind == SIM_FAULT_ADDRESS) {
+        code = hipErrorIllegalAddress;
+        describe_address(memory, fault, where, sizeof where);
+    }
+    return sim_fail(code,
+                    "%s: %s at pc 0x%llx (%s), workgroup (%u,%u,%u), wave "
+                    "%u%s%s%s%s%s",
+                    kernel, fault_words[fault->kind].text,
+                    (unsigned long long)fault->pc, fault->instruction,
+                    fault->group[0], fault->group[1], fault->group[2],
+                    fault->wave, place, where[0] != '\0' ? ", " : "", where,
+                    fault->detail[0] != '\0' ? ", " : "", fault->detail);
+}
+
+/* ---- threads ------------------------------------------------------------ */
+
+typedef struct grid_run {
+    const sim_dispatch *dispatch;
+    uint64_t total;               /* workgroups */
+    _Atomic uint64_t next;        /* the next one to hand out */
+    _Atomic uint64_t stop;        /* none from this index on starts */
+    pthread_mutex_t lock;         /* guards all below */
+    uint64_t done;                /* workgroups run to their end */
+    sim_stats stats;
+    sim_fault fault;              /* of workgroup `stop`, if stop < total */
+} grid_run;
+
+/* Takes workgroups until there is none left. */
+static void *run_groups(void *argument)
+{
+    grid_run *run = argument;
+    const sim_dispatch *dispatch = run->dispatch;
+    sim_group *group = sim_group_create(dispatch);
+    sim_stats stats = {0};
+    uint64_t done = 0;
+
+    if (group == NULL) {
+        return NULL; /* another thread may have more luck */
+    }
+    for (;;) {
+        uint64_t index = atomic_fetch_add(&run->next, 1);
+        if (index >= run->total || index >= atomic_load(&run->stop)) {
+            break;
+        }
+        const uint32_t id[3] = {
+            (uint32_t)(index % dispatch->groups[0]),
+            (uint32_t)(index / dispatch->groups[0] % dispatch->groups[1]),
+            (uint32_t)(index / dispatch->groups[0] / dispatch->groups[1]),
+        };
+        sim_fault fault = {0};
+        if (sim_group_run(group, dispatch, id, &stats, &fault)) {
+            done++;
+            continue;
+        }
+        (void)pthread_mutex_lock(&run->lock);
+        if (index < atomic_load(&run->stop)) {
+            atomic_store(&run->stop, index);
+            run->fault = fault;
+        }
+        (void)pthread_mutex_unlock(&run->lock);
+    }
+    (void)pthread_mutex_lock(&run->lock);
+    run->done += done;
+    run->stats.wave_instructions += stats.wave_instructions;
+    run->stats.waves += stats.waves;
+    run->stats.workgroups += stats.workgroups;
+    run->stats.misaligned += stats.misaligned;
+    (void)pthread_mutex_unlock(&run->lock);
+    sim_group_free(group);
+    return NULL;
+}
+
+/* Threads for `total` workgroups, the caller included. */
+static uint64_t thread_count(uint64_t total)
+{
+    uint64_t threads = (uint64_t)sim_option_get(SIM_OPTION_THREADS);
+    cpu_set_t cores;
+
+    if (threads == 0) {
+        threads = 1;
+        if (sched_getaffinity(0, sizeof cores, &cores) == 0) {
+            threads = (uint64_t)CPU_COUNT(&cores);
+        }
+    }
+    return threads < total ? threads : total;
+}
+
+/* The caller works too; if the system gives no more threads, alone. */
+static void run_on_threads(grid_run *run)
+{
+    uint64_t helpers = thread_count(run->total) - 1, started = 0;
+    pthread_t *thread = NULL;
+    sigset_t all, before;
+
+    if (helpers > 0) {
+        thread = malloc((size_t)helpers * sizeof *thread);
+    }
+    if (thread != NULL) {
+        /* Signals belong to the caller's threads, not to ours. */
+        (void)sigfillset(&all);
+        (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+        while (started < helpers &&
+               pthread_create(&thread[started], NULL, run_groups, run) == 0) {
+            started++;
+        }
+        (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    }
+    (void)run_groups(run);
+    for (uint64_t i = 0; i < started; i++) {
+        (void)pthread_join(thread[i], NULL);
+    }
+    free(thread);
+}
+
+static hipError_t run_grid(const sim_dispatch *dispatch, sim_stats *stats)
+{
+    grid_run run = {
+        .dispatch = dispatch,
+        .total = (uint64_t)dispatch->groups[0] * dispatch->groups[1] *
+                 dispatch->groups[2],
+        .stop = UINT64_MAX,
+        .lock = PTHREAD_MUTEX_INITIALIZER,
+    };
+
+    run_on_threads(&run);
+    *stats = run.stats;
+    (void)pthread_mutex_destroy(&run.lock);
+    if (atomic_load(&run.stop) < run.total) {
+        return sim_launch_fault(dispatch->kernel, &run.fault,
+                                dispatch->memory);
+    }
+    if (run.done != run.total) {
+        return sim_fail(hipErrorOutOfMemory,
+                        "%s: no memory for the registers of a workgroup",
+                        dispatch->kernel);
+    }
+    return hipSuccess;
+}
+
+hipError_t sim_launch_run(const sim_launch *launch, sim_region_list *memory,
+                          sim_stats *stats)
+{
+    const sim_kernel *kernel = launch->kernel;
+    /* Compilers widen scalar loads of arguments up to their alignment, so
+     * the segment ends, readable, at the next multiple of 64 bytes. */
+    size_t kernarg_bytes = ((size_t)kernel->kernarg_bytes + KERNARG_ALIGN) /
+                           KERNARG_ALIGN * KERNARG_ALIGN;
+    uint8_t *block =
+        aligned_alloc(KERNARG_ALIGN, SIM_PACKET_BYTES + kernarg_bytes);
+    hipError_t status = hipSuccess;
+    sim_memory table;
+
+    *stats = (sim_stats){0};
+    if (block == NULL) {
+        return sim_fail(hipErrorOutOfMemory, "%s: no memory for arguments",
+                        kernel->name);
+    }
+    memset(block, 0, SIM_PACKET_BYTES + kernarg_bytes);
+    uint64_t packet = (uint64_t)(uintptr_t)block;
+    uint64_t kernarg = packet + SIM_PACKET_BYTES;
+    status = sim_kernarg_fill(launch, block + SIM_PACKET_BYTES);
+    if (status != hipSuccess) {
+        goto done;
+    }
+    sim_packet_fill(launch, kernarg, block);
+
+    bool added = sim_regions_add(memory, packet,
+                                 SIM_PACKET_BYTES + kernarg_bytes, SIM_READ);
+    for (size_t i = 0; i < launch->object->segment_count; i++) {
+        const sim_region *s = &launch->object->segment[i];
+        added = added && sim_regions_add(memory, s->begin, s->end - s->begin,
+                                         s->access);
+    }
+    if (!added || !sim_regions_merge(memory)) {
+        status = sim_fail(hipErrorOutOfMemory,
+                          "%s: no memory for the table of allocations",
+                          kernel->name);
+        goto done;
+    }
+    table = (sim_memory){memory->region, memory->count};
+    sim_dispatch dispatch = {
+        .kernel = kernel->name,
+        .code = launch->code,
+        .entry = (uint64_t)(uintptr_t)launch->object->image + kernel->entry,
+        .descriptor = kernel->descriptor,
+        .lds_bytes = kernel->descriptor.lds_bytes + launch->dynamic_lds_bytes,
+        .kernarg = kernarg,
+        .packet = packet,
+        .memory = &table,
+        .check = (int)sim_option_get(SIM_OPTION_CHECK),
+        .cpu = (int)sim_option_get(SIM_OPTION_CPU),
+        .budget = (uint64_t)sim_option_get(SIM_OPTION_BUDGET),
+    };
+    for (unsigned d = 0; d < 3; d++) {
+        dispatch.groups[d] = launch->groups[d];
+        dispatch.block[d] = launch->block[d];
+        dispatch.grid[d] = launch->groups[d] * launch->block[d];
+    }
+    status = run_grid(&dispatch, stats);
+
+done:
+    free(block);
+    return status;
+}

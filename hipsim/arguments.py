@@ -1,0 +1,117 @@
+"""The argument list of ``hipsim run``: JSON -> kernel arguments.
+
+A list in the order of the kernel's arguments, each an object:
+
+    {"buffer": "a.npy", "access": "r"}     pointer to the file's data
+    {"i32": 5} {"i64": 5} {"f32": 0.5}     a number
+    {"bytes": "00ff"}                      a value, in hexadecimal
+    {"struct": "00..", "pointers": [{"offset": 0, "buffer": "a.npy",
+                                     "access": "rw"}]}
+
+Paths are relative to the JSON file. A file named twice is one buffer.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from .files import FileBuffer, FileError
+from .module import Argument, Buffer, Struct
+
+_NUMBERS = {"i32": "<I", "i64": "<Q", "f32": "<f"}
+
+
+class ArgumentList:
+    """The arguments and the files behind them.
+
+    Attributes:
+        values: one per kernel argument.
+        written: the files that the kernel may write, in order of appearance.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.values: list[Argument] = []
+        self.written: list[FileBuffer] = []
+        self._files: dict[Path, FileBuffer] = {}
+        if path is None:
+            return
+        self._folder = path.parent
+        try:
+            entries = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise FileError(f"{path}: {error.strerror or error}") from error
+        except (ValueError, RecursionError) as error:
+            raise FileError(f"{path}: not JSON: {error}") from error
+        if not isinstance(entries, list):
+            raise FileError(f"{path}: expected a list of arguments")
+        for index, entry in enumerate(entries):
+            try:
+                self.values.append(self._parse(entry))
+            except FileError:
+                raise
+            except (ValueError, TypeError, OverflowError, struct.error) as error:
+                raise FileError(f"argument {index}: {error}") from error
+
+    def _parse(self, entry: Any) -> Argument:
+        if not isinstance(entry, dict):
+            raise ValueError(f"expected an object, got {entry!r}")
+        keys = set(entry)
+        if keys == {"buffer", "access"}:
+            return self._buffer(entry)
+        if keys == {"bytes"}:
+            return bytes.fromhex(entry["bytes"])
+        if "struct" in keys and keys <= {"struct", "pointers"}:
+            return self._struct(entry)
+        if len(keys) == 1 and keys <= set(_NUMBERS):
+            return _pack_number(*entry.items())
+        raise ValueError(
+            "expected buffer and access, i32, i64, f32, bytes, or struct and "
+            f"pointers, got {', '.join(sorted(keys)) or 'nothing'}"
+        )
+
+    def _struct(self, entry: dict[str, Any]) -> Struct:
+        pointers = []
+        for pointer in entry.get("pointers", []):
+            if not isinstance(pointer, dict) or set(pointer) != {
+                "offset",
+                "buffer",
+                "access",
+            }:
+                raise ValueError(f"expected offset, buffer, access, got {pointer!r}")
+            if type(pointer["offset"]) is not int:
+                raise ValueError(f"offset: expected a number of bytes, got {pointer!r}")
+            pointers.append((pointer["offset"], self._buffer(pointer)))
+        return Struct(bytes.fromhex(entry["struct"]), pointers)
+
+    def _buffer(self, entry: dict[str, Any]) -> Buffer:
+        path = (self._folder / entry["buffer"]).resolve()
+        if path not in self._files:
+            self._files[path] = FileBuffer(path)
+        file = self._files[path]
+        buffer = Buffer(file.data, entry["access"], size=file.size)
+        if "w" in buffer.access and file not in self.written:
+            for other in self.written:
+                if other.path.name == path.name:
+                    raise FileError(
+                        f"{path.name}: two written buffers of this name, which "
+                        "would be one file in the output folder"
+                    )
+            self.written.append(file)
+        return buffer
+
+
+def _pack_number(item: tuple[str, Any]) -> bytes:
+    kind, value = item
+    if kind == "f32":
+        if type(value) not in (int, float):
+            raise ValueError(f"f32: expected a number, got {value!r}")
+        return struct.pack("<f", value)
+    bits = int(kind[1:])
+    if type(value) is not int or not -(2 ** (bits - 1)) <= value < 2**bits:
+        raise ValueError(f"{kind}: expected an integer of {bits} bits, got {value!r}")
+    return struct.pack(_NUMBERS[kind], value % 2**bits)

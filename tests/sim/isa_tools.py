@@ -1,0 +1,161 @@
+"""LLVM's assembler, linker and disassembler, for the instruction tests.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+import hipsim
+
+TARGET = ("-triple=amdgcn-amd-amdhsa", "-mcpu=gfx906")
+VERSIONS = ("-22", "-21", "-20", "-19", "-18", "-15", "")
+
+# One kernel: s[4:5] kernel arguments, s6 workgroup id, v0 work-item id.
+KERNEL = """
+    .amdgcn_target "amdgcn-amd-amdhsa--gfx906:sramecc+:xnack-"
+    .text
+    .globl kernel
+    .p2align 8
+    .type kernel,@function
+kernel:
+{body}
+.Lend:
+    .size kernel, .Lend-kernel
+    .rodata
+    .p2align 6
+    .amdhsa_kernel kernel
+        .amdhsa_user_sgpr_private_segment_buffer 1
+        .amdhsa_user_sgpr_kernarg_segment_ptr 1
+        .amdhsa_kernarg_size {kernarg}
+        .amdhsa_group_segment_fixed_size {lds}
+        .amdhsa_private_segment_fixed_size {private}
+        .amdhsa_system_sgpr_private_segment_wavefront_offset {uses_private}
+        .amdhsa_next_free_vgpr 256
+        .amdhsa_next_free_sgpr 96
+        .amdhsa_float_round_mode_32 {round32}
+        .amdhsa_float_round_mode_16_64 {round64}
+        .amdhsa_float_denorm_mode_32 {denorm32}
+        .amdhsa_float_denorm_mode_16_64 {denorm64}
+        .amdhsa_ieee_mode {ieee}
+    .end_amdhsa_kernel
+    .amdgpu_metadata
+---
+amdhsa.version: [ 1, 1 ]
+amdhsa.target: amdgcn-amd-amdhsa--gfx906:sramecc+:xnack-
+amdhsa.kernels:
+  - .name: kernel
+    .symbol: kernel.kd
+    .kernarg_segment_size: {kernarg}
+    .kernarg_segment_align: 8
+    .group_segment_fixed_size: {lds}
+    .private_segment_fixed_size: {private}
+    .wavefront_size: 64
+    .sgpr_count: 96
+    .vgpr_count: 256
+    .max_flat_workgroup_size: 1024
+    .args:
+{args}
+...
+    .end_amdgpu_metadata
+"""
+DEFAULTS = {
+    "lds": 0,
+    "private": 0,
+    "round32": 0,
+    "round64": 0,
+    "denorm32": 3,
+    "denorm64": 3,
+    "ieee": 1,
+}
+
+
+@functools.cache
+def tool(name: str) -> str:
+    """The newest LLVM tool of this name, or the test is skipped."""
+    for version in VERSIONS:
+        path = shutil.which(name + version)
+        if path is not None:
+            return path
+    pytest.skip(f"no {name}: install LLVM with the AMDGPU target")
+
+
+def run(*command: str, text: str = "") -> str:
+    """Standard output of a tool that must succeed."""
+    result = subprocess.run(
+        command, input=text, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr[:2000]
+    return result.stdout
+
+
+def assemble(body: str, pointers: int = 2, **settings: int) -> bytes:
+    """The code object of one kernel with this body and so many pointers."""
+    values = {**DEFAULTS, **settings}
+    values["uses_private"] = int(values["private"] > 0)
+    args = "".join(
+        f"      - {{ .offset: {8 * i}, .size: 8, .value_kind: global_buffer,"
+        " .address_space: global }\n"
+        for i in range(pointers)
+    )
+    source = KERNEL.format(body=body, kernarg=8 * pointers, args=args, **values)
+    with tempfile.TemporaryDirectory() as folder:
+        parts = [str(Path(folder) / name) for name in ("a.s", "a.o", "a.co")]
+        Path(parts[0]).write_text(source)
+        run(
+            *(tool("llvm-mc"), *TARGET, "-mattr=+sramecc,-xnack", "-filetype=obj"),
+            *("-o", parts[1], parts[0]),
+        )
+        run(tool("ld.lld"), "-shared", "-o", parts[2], parts[1])
+        return Path(parts[2]).read_bytes()
+
+
+def assemble_words(words: Iterable[int]) -> bytes:
+    """The code object of a kernel that consists of these dwords."""
+    return assemble("\n".join(f"    .long {w:#x}" for w in words))
+
+
+def normal(text: str) -> str:
+    """One spelling for white space."""
+    return re.sub(r"\s+", " ", text).strip()
+
+
+def objdump(image: bytes) -> dict[str, dict[int, str]]:
+    """{symbol: {offset: instruction}} as LLVM disassembles it."""
+    with tempfile.NamedTemporaryFile(suffix=".co") as file:
+        file.write(image)
+        file.flush()
+        text = run(tool("llvm-objdump"), "-d", "--mcpu=gfx906", file.name)
+    listing: dict[str, dict[int, str]] = {}
+    start = 0
+    for line in text.splitlines():
+        header = re.match(r"([0-9a-f]+) <(.+)>:", line)
+        row = re.match(r"\s+(.*?)\s*// ([0-9A-F]{12}):", line)
+        if header:
+            start = int(header[1], 16)
+            current = listing.setdefault(header[2], {})
+        elif row:
+            current[int(row[2], 16) - start] = normal(row[1])
+    return listing
+
+
+def ours(image: bytes) -> dict[str, dict[int, str]]:
+    """The same from the simulator's own disassembler."""
+    listing: dict[str, dict[int, str]] = {}
+    for line in hipsim.disassemble(image).splitlines():
+        header = re.match(r"(\S+):$", line)
+        row = re.match(r"\s+([0-9a-f]+):\s+(.*)", line)
+        if header:
+            current = listing.setdefault(header[1], {})
+        elif row:
+            current[int(row[1], 16)] = normal(row[2])
+    return listing

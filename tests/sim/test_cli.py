@@ -1,0 +1,358 @@
+"""The ``hipsim`` command: output, files, exit codes.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hipsim
+from hipsim.cli import main
+
+SOURCE = """
+GLOBAL void scale(float *out, const float *in, float factor, int count)
+{
+    int i = index();
+    if (i < count) { out[i] = factor * in[i]; }
+}
+struct job { float *out; const float *in; long count; };
+GLOBAL void move(job j)
+{
+    for (long i = 0; i < j.count; i++) { j.out[i] = j.in[i] + 1.0f; }
+}
+GLOBAL void idle() {}
+GLOBAL void add(long *out, long first, int second) { *out = first + second; }
+"""
+
+
+def npy(values: bytes, dtype: str, shape: str, version: int = 1, fortran="False"):
+    """An .npy file, written by hand: header padded with spaces to 64 bytes."""
+    text = f"{{'descr': {dtype}, 'fortran_order': {fortran}, 'shape': {shape}, }}"
+    width = 2 if version == 1 else 4
+    total = -(-(8 + width + len(text) + 1) // 64) * 64
+    text = text.ljust(total - 8 - width - 1) + "\n"
+    head = b"\x93NUMPY" + bytes([version, 0]) + len(text).to_bytes(width, "little")
+    return head + text.encode() + values
+
+
+def float_bytes(*values: float) -> bytes:
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+@pytest.fixture
+def folder(compile_hip, tmp_path) -> Path:
+    """A folder with k.co, a.npy (1 2 3 4) and o.npy (zeros)."""
+    (tmp_path / "k.co").write_bytes(compile_hip(SOURCE))
+    (tmp_path / "a.npy").write_bytes(npy(float_bytes(1, 2, 3, 4), "'<f4'", "(4,)"))
+    (tmp_path / "o.npy").write_bytes(npy(bytes(16), "'<f4'", "(2, 2)", 2))
+    return tmp_path
+
+
+@pytest.fixture
+def run(folder, capsys, monkeypatch):
+    """run(kernel, arguments, *options) -> (exit code, stdout, stderr)."""
+    monkeypatch.chdir(folder.parent)  # paths are relative to the JSON file
+    check = hipsim.get_option("check")
+
+    def call(kernel, arguments, *options, grid="1,1,1", block="64,1,1"):
+        path = folder / "args.json"
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        path.write_text(text)
+        words = ["run", folder / "k.co", kernel, "--grid", grid, "--block", block]
+        words += ["--args", path, "--out", folder / "out", *options]
+        return command(capsys, *words)
+
+    yield call
+    hipsim.set_option("check", check)
+
+
+def command(capsys, *words) -> tuple[int, str, str]:
+    try:
+        code = main([str(word) for word in words])
+    except SystemExit as stop:
+        code = stop.code
+    text = capsys.readouterr()
+    return code, text.out, text.err
+
+
+def scale_arguments(**changes):
+    out = {"buffer": "o.npy", "access": "w", **changes}
+    return [out, {"buffer": "a.npy", "access": "r"}, {"f32": 0.5}, {"i32": 4}]
+
+
+# ---- run --------------------------------------------------------------------
+
+
+def test_run_writes_buffers_with_their_own_header(run, folder):
+    before = (folder / "o.npy").read_bytes()
+    code, out, err = run("scale", scale_arguments())
+    assert (code, err) == (0, "")
+    written = (folder / "out" / "o.npy").read_bytes()
+    assert written == before[:-16] + float_bytes(0.5, 1, 1.5, 2)
+    assert (folder / "o.npy").read_bytes() == before
+    assert sorted(p.name for p in (folder / "out").iterdir()) == ["o.npy"]
+    assert re.search(
+        r"^scale: \d+ wave instructions, 1 waves, 1 workgroups$", out, re.M
+    )
+
+
+def test_run_fills_pointers_inside_a_struct(run, folder):
+    job = {
+        "struct": bytes(16).hex() + struct.pack("<q", 4).hex(),
+        "pointers": [
+            {"offset": 0, "buffer": "o.npy", "access": "w"},
+            {"offset": 8, "buffer": "a.npy", "access": "r"},
+        ],
+    }
+    code, _, err = run("move", [job], block="1,1,1")
+    assert (code, err) == (0, "")
+    written = (folder / "out" / "o.npy").read_bytes()
+    assert written.endswith(float_bytes(2, 3, 4, 5))
+
+
+def test_run_treats_a_file_named_twice_as_one_buffer(run, folder):
+    (folder / "sub").mkdir()
+    both = [
+        {"buffer": "a.npy", "access": "w"},
+        {"buffer": "sub/../a.npy", "access": "r"},
+        {"f32": 2},
+        {"bytes": "04000000"},
+    ]
+    code, _, err = run("scale", both)
+    assert (code, err) == (0, "")
+    assert (folder / "out" / "a.npy").read_bytes().endswith(float_bytes(2, 4, 6, 8))
+
+
+def test_run_takes_raw_files_and_wide_numbers(run, folder):
+    (folder / "raw.bin").write_bytes(bytes(8))
+    out = {"buffer": "raw.bin", "access": "rw"}
+    code, _, err = run("add", [out, {"i64": -(2**40)}, {"i32": -3}], block="1,1,1")
+    assert (code, err) == (0, "")
+    written = (folder / "out" / "raw.bin").read_bytes()
+    assert struct.unpack("<q", written) == (-(2**40) - 3,)
+
+
+def test_run_reports_a_fault_with_exit_code_1_and_writes_nothing(run, folder):
+    (folder / "o.npy").write_bytes(npy(bytes(12), "'<f4'", "(3,)"))
+    code, out, err = run("scale", scale_arguments(), "--check", "1")
+    assert (code, out) == (1, "")
+    assert err.count("\n") == 1
+    assert "scale: illegal address at pc" in err and "lane 3" in err
+    assert not (folder / "out").exists()
+
+
+def test_run_without_arguments(folder, capsys):
+    words = ("run", folder / "k.co", "idle", "--grid", "3,1,1", "--block", "64,1,1")
+    code, out, err = command(capsys, *words)
+    assert (code, err) == (0, "")
+    assert "3 workgroups" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (scale_arguments()[:3], "scale: expected 4 arguments, got 3"),
+        ([*scale_arguments()[:3], {"i64": 4}], "argument 3"),
+        (scale_arguments(access="x"), "argument 0: access"),
+        (scale_arguments(buffer="none.npy"), "none.npy: No such file"),
+        (scale_arguments(extra=1), "argument 0: expected buffer and access"),
+        ([*scale_arguments()[:3], {"i32": 2**32}], "argument 3: i32"),
+        ([*scale_arguments()[:3], {"i32": 4.0}], "argument 3: i32"),
+        ([*scale_arguments()[:3], {"i32": True}], "argument 3: i32"),
+        ([{"f32": "1"}], "argument 0: f32"),
+        ([{"f32": 1e39}], "argument 0"),
+        ([{"bytes": "0g"}], "argument 0"),
+        ([{"bytes": 5}], "argument 0"),
+        ([{"struct": "00", "pointers": [{"offset": 0}]}], "argument 0"),
+        ([{}], "argument 0"),
+        ([5], "argument 0"),
+        ({}, "expected a list"),
+        ("[", "not JSON"),
+        ("[" * 100000, "not JSON"),
+    ],
+    ids=str,
+)
+def test_run_refuses_bad_arguments_in_one_line(run, folder, arguments, words):
+    code, out, err = run("scale", arguments)
+    assert (code, out) == (2, "")
+    assert words in err and err.count("\n") == 1
+    assert not (folder / "out").exists()
+
+
+def test_run_refuses_a_pointer_outside_its_struct(run):
+    pointer = {"offset": 20, "buffer": "o.npy", "access": "w"}
+    code, _, err = run("move", [{"struct": "00" * 24, "pointers": [pointer]}])
+    assert code == 2 and "pointer at byte 20" in err
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (npy(bytes(16), "'<f4'", "(2, 2)", fortran="True"), "Fortran order"),
+        (npy(bytes(16), "'|O'", "(2,)"), "dtype"),
+        (npy(bytes(16), "[('a', '<f4')]", "(4,)"), "dtype"),
+        (npy(bytes(12), "'<f4'", "(2, 2)"), "expected"),
+        (npy(bytes(20), "'<f4'", "(2, 2)"), "expected"),
+        (npy(bytes(16), "'<f4'", "(99999999999, 99999999999)"), "expected"),
+        (npy(bytes(16), "'<f4'", "(-2, -2)"), "malformed"),
+        (npy(bytes(16), "'<f4'", "4"), "malformed"),
+        (npy(bytes(16), "__import__('os')", "(4,)"), "malformed"),
+        (npy(bytes(16), "'<f4'", "(4,)", 4), "version 1 to 3"),
+        (npy(bytes(16), "'<f4'", "(4,)")[:40], "truncated"),
+        (b"\x93NUMPY\x02\x00\xff\xff\xff\xff", "truncated"),
+        (b"", "not an .npy file"),
+    ],
+)
+def test_run_refuses_bad_npy_files(run, folder, data, words):
+    (folder / "o.npy").write_bytes(data)
+    code, out, err = run("scale", scale_arguments())
+    assert (code, out) == (2, "")
+    assert "o.npy" in err and words in err and err.count("\n") == 1
+
+
+def test_run_reads_every_npy_version_and_dtype(run, folder):
+    for version in (1, 2, 3):
+        for dtype, shape in (("'<f4'", "(4,)"), ("'|u1'", "(16,)"), ("'<V2'", "(8,)")):
+            (folder / "o.npy").write_bytes(npy(bytes(16), dtype, shape, version))
+            assert run("scale", scale_arguments())[0] == 0
+
+
+def test_run_refuses_two_outputs_of_one_name(run, folder):
+    (folder / "sub").mkdir()
+    (folder / "sub" / "o.npy").write_bytes((folder / "o.npy").read_bytes())
+    arguments = scale_arguments()
+    arguments[1] = {"buffer": "sub/o.npy", "access": "rw"}
+    code, _, err = run("scale", arguments)
+    assert code == 2 and "two written buffers" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--check", "2"], "level 2 does not exist yet"),
+        (["--grid", "1,1"], "expected X,Y,Z"),
+        (["--grid", "1,1,-1"], "expected X,Y,Z"),
+        (["--block", "a,1,1"], "expected X,Y,Z"),
+        (["--lds", "-4"], "expected a number of bytes"),
+        (["--lds", "65537"], "65537 of dynamic LDS"),
+        (["--grid", "0,1,1"], "grid (0,1,1)"),
+        (["--block", "2000,1,1"], "at most 1024"),
+        (["--block", f"{2**32},1,1"], "block: expected"),
+        (["--nonsense"], "--nonsense"),
+    ],
+    ids=str,
+)
+def test_run_refuses_bad_options_in_one_line(run, options, words):
+    code, out, err = run("scale", scale_arguments(), *options)
+    assert (code, out) == (2, "")
+    assert words in err and err.count("\n") == 1
+
+
+def test_run_needs_a_folder_for_written_buffers(folder, capsys):
+    (folder / "args.json").write_text(json.dumps(scale_arguments()))
+    shape = ("--grid", "1,1,1", "--block", "64,1,1", "--args", folder / "args.json")
+    code, _, err = command(capsys, "run", folder / "k.co", "scale", *shape)
+    assert code == 2 and "--out" in err and "o.npy" in err
+    taken = folder / "a.npy"  # a file where the folder should be
+    code, _, err = command(
+        capsys, "run", folder / "k.co", "scale", *shape, "--out", taken
+    )
+    assert code == 2 and "a.npy" in err and err.count("\n") == 1
+
+
+def test_run_refuses_an_unknown_kernel(run):
+    code, _, err = run("scales", scale_arguments())
+    assert code == 2 and "scales" in err
+
+
+# ---- info and disasm --------------------------------------------------------
+
+
+def test_info_prints_a_table_or_json(folder, capsys):
+    code, out, _ = command(capsys, "info", folder / "k.co")
+    assert code == 0
+    assert "amdgcn-amd-amdhsa--gfx906:sramecc+:xnack-, code object v5, 4 kernels" in out
+    code, text, _ = command(capsys, "info", folder / "k.co", "--json")
+    facts = json.loads(text)
+    assert code == 0 and facts == hipsim.object_info(folder / "k.co")
+    for kernel in facts["kernels"]:
+        row = next(r for r in out.splitlines() if r.split()[0] == kernel["name"])
+        assert row.split()[1] == str(kernel["vgprs"])
+        assert str(kernel["code_bytes"]) in row.split()
+
+
+def test_disasm_prints_and_counts_instructions(compile_hip, folder, capsys):
+    code, out, _ = command(capsys, "disasm", folder / "k.co", "--kernel", "scale")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0] == "scale:" and lines[1].startswith("     0:  s_")
+    mnemonics = [line.split()[1] for line in lines[1:]]
+    assembly = compile_hip(SOURCE, "-S").decode()
+    body = assembly[assembly.index("\nscale:") : assembly.index(".section")]
+    assert mnemonics == re.findall(r"^\t([sv]_\w+|global_\w+)", body, re.M)
+    assert "v_mul_f32_e32" in mnemonics
+    code, out, _ = command(
+        capsys, "disasm", folder / "k.co", "--kernel", "scale", "--counts"
+    )
+    counts = {m: int(n) for n, m in (line.split() for line in out.splitlines())}
+    assert code == 0
+    assert counts == {m: mnemonics.count(m) for m in mnemonics}
+    assert list(counts.values()) == sorted(counts.values(), reverse=True)
+    code, out, _ = command(capsys, "disasm", folder / "k.co")
+    names = [line[:-1] for line in out.splitlines() if line[0] != " "]
+    assert sorted(names) == ["add", "idle", "move", "scale"]
+
+
+def test_disasm_is_for_gfx906_alone(compile_hip, folder, capsys):
+    (folder / "other.co").write_bytes(compile_hip(SOURCE, arch="gfx1100"))
+    code, _, err = command(capsys, "disasm", folder / "other.co")
+    assert code == 2 and "gfx1100" in err and err.count("\n") == 1
+    assert command(capsys, "info", folder / "other.co")[0] == 0
+
+
+@pytest.mark.parametrize("word", ["info", "disasm"])
+def test_unusable_files_are_refused_in_one_line(folder, capsys, word):
+    for name, words in (("none.co", "No such file"), (".", "directory"), ("a.npy", "")):
+        code, out, err = command(capsys, word, folder / name)
+        assert (code, out) == (2, "")
+        assert words in err and err.count("\n") == 1
+
+
+def test_module_is_a_command_with_exit_codes(folder):
+    root = Path(hipsim.__file__).resolve().parents[1]
+
+    def call(*words):
+        return subprocess.run(
+            [sys.executable, "-m", "hipsim", *map(str, words)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(root)},
+            check=False,
+        )
+
+    assert call("info", folder / "k.co").returncode == 0
+    assert call("info", folder / "a.npy").returncode == 2
+    assert call().returncode == 2
+    assert "run" in call("--help").stdout
+
+
+def test_package_needs_only_the_standard_library(folder):
+    root = Path(hipsim.__file__).resolve().parents[1]
+    script = f"""
+import sys
+sys.path.insert(0, {str(root)!r})
+import hipsim, hipsim.cli
+hipsim.object_info({str(folder / "k.co")!r})
+foreign = [m for m in sys.modules if m.split(".")[0] in ("torch", "numpy")]
+sys.exit(f"imported {{foreign}}" if foreign else 0)
+"""
+    subprocess.run([sys.executable, "-I", "-S", "-c", script], check=True)

@@ -1,0 +1,270 @@
+"""The code object loader: what it reads, and what it refuses.
+
+The oracle for numbers is the assembly that the compiler prints for the same
+source: another path through the compiler, and text instead of MessagePack.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import struct
+
+import pytest
+
+import hipsim
+
+ARCHS = [
+    *("gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1010"),
+    *("gfx1030", "gfx1100", "gfx1151", "gfx1201", "gfx1250"),
+]
+
+SOURCE = """
+GLOBAL void axpy(float *out, const float *in, float factor, int count)
+{
+    int i = index();
+    if (i < count) { out[i] += factor * in[i]; }
+}
+SHARED float tile[100];
+GLOBAL void __attribute__((amdgpu_flat_work_group_size(1, 128)))
+turn(float *out)
+{
+    tile[lane()] = out[lane()];
+    barrier();
+    out[lane()] = tile[99 - lane()];
+}
+"""
+
+
+def load_error(image: bytes) -> hipsim.HipError:
+    with pytest.raises(hipsim.HipError) as caught:
+        hipsim.Module(image)
+    assert caught.value.report.count("\n") == 0
+    return caught.value
+
+
+def numbers_of_assembly(text: str, key: str) -> list[int]:
+    return [int(n) for n in re.findall(rf"^ +{re.escape(key)}: +(\d+)$", text, re.M)]
+
+
+@pytest.mark.parametrize("abi", [4, 5, 6])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_info_agrees_with_the_compilers_assembly(compile_hip, arch, abi):
+    facts = hipsim.object_info(compile_hip(SOURCE, abi=abi, arch=arch))
+    assembly = compile_hip(SOURCE, "-S", abi=abi, arch=arch).decode()
+
+    assert facts["abi"] == abi
+    assert facts["arch"] == arch
+    assert facts["target"].startswith(f"amdgcn-amd-amdhsa--{arch}")
+    kernels = {k["name"]: k for k in facts["kernels"]}
+    # The metadata in the assembly lists the kernels in source order.
+    ordered = [
+        kernels[n]
+        for n in re.findall(r"^ +\.name: +(\w+)$", assembly, re.M)
+        if n in kernels
+    ]
+    assert [k["name"] for k in ordered] == ["axpy", "turn"]
+    for ours, theirs in {
+        "vgprs": ".vgpr_count",
+        "sgprs": ".sgpr_count",
+        "vgpr_spills": ".vgpr_spill_count",
+        "sgpr_spills": ".sgpr_spill_count",
+        "lds_bytes": ".group_segment_fixed_size",
+        "private_bytes": ".private_segment_fixed_size",
+        "kernarg_bytes": ".kernarg_segment_size",
+        "max_threads": ".max_flat_workgroup_size",
+        "wave_size": ".wavefront_size",
+    }.items():
+        assert [k[ours] for k in ordered] == numbers_of_assembly(assembly, theirs), ours
+    if arch.startswith("gfx9"):  # elsewhere the compiler prints an estimate
+        sizes = re.findall(r"^; codeLenInByte = (\d+)", assembly, re.M)
+        assert [str(k["code_bytes"]) for k in ordered] == sizes
+    explicit = [a for a in kernels["axpy"]["args"] if "hidden" not in a["kind"]]
+    assert [(a["offset"], a["size"]) for a in explicit] == [
+        (0, 8),
+        (8, 8),
+        (16, 4),
+        (20, 4),
+    ]
+
+
+def test_info_counts_spills(compile_hip):
+    source = """
+    GLOBAL void __attribute__((amdgpu_num_vgpr(16), amdgpu_num_sgpr(24)))
+    spill(float *out, const float *in, int turns)
+    {
+        float vector[24];
+        int scalar[40];
+        for (int i = 0; i < 24; i++) { vector[i] = in[index() + 64 * i]; }
+        for (int i = 0; i < 40; i++) { scalar[i] = ((const int *)in)[i]; }
+        for (int t = 0; t < turns; t++) {
+            for (int i = 0; i < 24; i++) { vector[i] *= vector[(i + 1) % 24]; }
+            for (int i = 0; i < 40; i++) { scalar[i] += scalar[(i + 1) % 40] ^ t; }
+        }
+        for (int i = 0; i < 24; i++) { out[index() + 64 * i] = vector[i]; }
+        for (int i = 0; i < 40; i++) { ((int *)out)[5000 + i] = scalar[i]; }
+    }
+    """
+    kernel = hipsim.object_info(compile_hip(source))["kernels"][0]
+    assembly = compile_hip(source, "-S").decode()
+    for ours, theirs in {
+        "vgpr_spills": ".vgpr_spill_count",
+        "sgpr_spills": ".sgpr_spill_count",
+        "private_bytes": ".private_segment_fixed_size",
+    }.items():
+        assert [kernel[ours]] == numbers_of_assembly(assembly, theirs)
+        assert kernel[ours] > 0
+    assert kernel["vgpr_spills"] != kernel["sgpr_spills"]
+
+
+def test_bundle_gives_its_gfx906_entry(compile_hip):
+    other = compile_hip(SOURCE, arch="gfx1100")
+    general = compile_hip(SOURCE, arch="gfx906")
+    exact = compile_hip(SOURCE)
+    triple = "hipv4-amdgcn-amd-amdhsa--"
+    bundle = make_bundle(
+        [
+            ("host-x86_64-unknown-linux-gnu-", b""),
+            (triple + "gfx1100", other),
+            (triple + "gfx906", general),
+            (triple + "gfx906:sramecc+:xnack-", exact),
+            (triple + "gfx906:sramecc-:xnack-", b"not this one"),
+        ]
+    )
+    assert hipsim.object_info(bundle) == hipsim.object_info(exact)
+    hipsim.Module(bundle).close()
+    general_only = make_bundle([(triple + "gfx906", general)])
+    assert hipsim.object_info(general_only) == hipsim.object_info(general)
+
+
+def make_bundle(entries: list[tuple[str, bytes]]) -> bytes:
+    head = b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<Q", len(entries))
+    at = len(head) + sum(24 + len(triple) for triple, _ in entries)
+    body = b""
+    for triple, data in entries:
+        head += struct.pack("<QQQ", at + len(body), len(data), len(triple))
+        head += triple.encode()
+        body += data
+    return head + body
+
+
+def test_bundle_of_the_compiler_is_read(compile_hip):
+    bundle = compile_hip(SOURCE, "--gpu-bundle-output")
+    assert bundle.startswith(b"__CLANG_OFFLOAD_BUNDLE__")
+    assert hipsim.object_info(bundle) == hipsim.object_info(compile_hip(SOURCE))
+
+
+@pytest.mark.parametrize(
+    "entry", ["gfx1100", "gfx906:sramecc-", "gfx906:xnack+", "gfx9060", "gfx90a"]
+)
+def test_bundle_without_a_fitting_entry_is_refused_by_name(compile_hip, entry):
+    bundle = make_bundle([("hipv4-amdgcn-amd-amdhsa--" + entry, compile_hip(SOURCE))])
+    error = load_error(bundle)
+    assert error.name == "hipErrorNoBinaryForGpu"
+    assert "gfx906:sramecc+:xnack-" in error.report and entry in error.report
+
+
+@pytest.mark.parametrize(
+    ("arch", "named"),
+    [
+        ("gfx1100", "gfx1100"),
+        ("gfx90a", "gfx90a"),
+        ("gfx906:sramecc-:xnack-", ":sramecc-"),
+        ("gfx906:sramecc+:xnack+", ":xnack+"),
+    ],
+)
+def test_other_architectures_are_refused_by_name(compile_hip, arch, named):
+    error = load_error(compile_hip(SOURCE, arch=arch))
+    assert error.name == "hipErrorNoBinaryForGpu"
+    assert named in error.report and "gfx906" in error.report
+
+
+def patched(image: bytes, offset: int, data: bytes) -> bytes:
+    return image[:offset] + data + image[offset + len(data) :]
+
+
+@pytest.mark.parametrize(
+    ("offset", "data", "words"),
+    [
+        (0, b"\x7fELG", "ELF"),
+        (4, b"\x01", "64-bit"),
+        (7, b"\x03", "OS/ABI"),
+        (8, b"\x01", "version byte 1"),
+        (8, b"\x09", "version byte 9"),
+        (18, b"\x3e\x00", "machine 0x3e"),
+        (32, b"\xff" * 8, "program header"),
+        (40, b"\xff" * 8, "section header"),
+        (54, b"\x10\x00", "header sizes"),
+        (56, b"\x00\x00", "no loadable segment"),
+    ],
+)
+def test_corrupt_headers_are_refused_with_the_reason(compile_hip, offset, data, words):
+    error = load_error(patched(compile_hip(SOURCE), offset, data))
+    assert error.name == "hipErrorInvalidImage"
+    assert words in error.report
+
+
+@pytest.mark.parametrize(
+    "field", [8, 16, 32, 40], ids=["offset", "addr", "file", "mem"]
+)
+def test_huge_segments_are_refused(compile_hip, field):
+    image = compile_hip(SOURCE)
+    headers = struct.unpack_from("<Q", image, 32)[0]
+    second = headers + 2 * 56  # PHDR, then the first LOAD, then the text
+    for value in (2**64 - 1, 2**63, 2**40):
+        error = load_error(patched(image, second + field, struct.pack("<Q", value)))
+        assert error.name == "hipErrorInvalidImage"
+
+
+def test_empty_and_foreign_files_are_refused():
+    for image in (b"", b"\x7fELF", b"hello, world" * 100, bytes(5000), b"CCOB" * 9):
+        assert load_error(image).name == "hipErrorInvalidImage"
+
+
+def test_every_truncation_is_refused_or_harmless(compile_hip):
+    image = compile_hip(SOURCE)
+    loaded = 0
+    for size in range(0, len(image), 7):
+        try:
+            hipsim.object_info(image[:size])
+            loaded += 1
+        except hipsim.HipError as error:
+            assert error.name == "hipErrorInvalidImage"
+    # The section headers are at the end of the file and are needed.
+    assert loaded == 0
+
+
+def test_random_damage_never_crashes(compile_hip):
+    random_source = random.Random(906)
+    images = [compile_hip(SOURCE, abi=abi) for abi in (4, 6)]
+    images.append(make_bundle([("hipv4-amdgcn-amd-amdhsa--gfx906", images[0])]))
+    outcomes = set()
+    for _ in range(1500):
+        image = bytearray(random_source.choice(images))
+        for _ in range(random_source.randrange(1, 6)):
+            at = random_source.randrange(len(image))
+            if random_source.random() < 0.5:
+                at %= 0x240  # the headers
+            width = random_source.choice((1, 1, 4, 8))
+            value = random_source.choice((random_source.getrandbits(64), 2**64 - 1))
+            image[at : at + width] = value.to_bytes(8, "little")[:width]
+        try:
+            hipsim.object_info(bytes(image))
+            hipsim.Module(bytes(image)).close()
+            outcomes.add("hipSuccess")
+        except hipsim.HipError as error:
+            outcomes.add(error.name)
+    assert outcomes == {
+        "hipSuccess",
+        "hipErrorInvalidImage",
+        "hipErrorNoBinaryForGpu",
+    }
+
+
+def test_unknown_kernel_is_not_found(compile_hip):
+    with hipsim.Module(compile_hip(SOURCE)) as module:
+        with pytest.raises(hipsim.HipError, match="axpi") as caught:
+            module.kernel("axpi")
+    assert caught.value.name == "hipErrorNotFound"
