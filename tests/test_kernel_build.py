@@ -1,0 +1,396 @@
+"""The kernel build: which architectures, which compiler, what it refuses.
+
+Compiles real kernels where a clang is installed; the compiler search itself is
+tested with small scripts that pretend to be clang.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from build_support import code_objects, compilers, products, standin
+
+ROOT = products.KERNELS.parent.parent
+LIBRARY = ROOT / "hipsim" / "libhipsim.so"
+PATH = os.environ["PATH"]
+
+needs_library = pytest.mark.skipif(
+    not LIBRARY.exists(), reason="hipsim/libhipsim.so is not built"
+)
+
+
+def installed(name: str) -> str:
+    """The name, if it is a clang that will do; skips the test otherwise."""
+    try:
+        compilers.find_clang({"FA_CLANG": name, "PATH": PATH})
+    except products.BuildError as error:
+        pytest.skip(str(error).split(";")[0])
+    return name
+
+
+@pytest.fixture
+def any_clang() -> compilers.Clang:
+    try:
+        return compilers.find_clang({"PATH": PATH})
+    except products.BuildError as error:
+        pytest.skip(str(error))
+
+
+def script(path: Path, body: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def pretend_clang(
+    path: Path, version: str = "22.1.0", targets: str = "amdgcn", works: str = "true"
+) -> Path:
+    """A program that answers what the search asks; `works` makes an object."""
+    return script(
+        path,
+        f"""case "$*" in
+        *--version*) echo "some clang version {version}";;
+        *-print-targets*) echo "    {targets} - a target";;
+        *gfx942*) echo "error: invalid target ID 'gfx942'" >&2; exit 1;;
+        *) {works};;
+        esac""",
+    )
+
+
+def search(folder: Path, **environ: str) -> compilers.Clang:
+    """find_clang that sees nothing but `folder`."""
+    return compilers.find_clang({"PATH": str(folder), **environ}, folder / "opt")
+
+
+# ---- architectures ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ["gfx906"]),
+        ({"FA_ARCHS": ""}, ["gfx906"]),
+        ({"PYTORCH_ROCM_ARCH": "gfx1100"}, ["gfx1100"]),
+        ({"FA_ARCHS": "gfx90a", "PYTORCH_ROCM_ARCH": "gfx1100"}, ["gfx90a"]),
+        ({"FA_ARCHS": "gfx906;gfx1100, gfx90a gfx900"}, None),
+        ({"FA_ARCHS": "gfx906:sramecc+:xnack-;gfx906"}, ["gfx906"]),
+        ({"FA_ARCHS": "none", "PYTORCH_ROCM_ARCH": "gfx1100"}, []),
+    ],
+)
+def test_fa_archs_is_over_pytorch_rocm_arch_is_over_gfx906(environ, expected):
+    if expected is None:
+        expected = ["gfx906", "gfx1100", "gfx90a", "gfx900"]
+    assert compilers.wanted_archs(environ) == (expected, False)
+
+
+def test_all_is_every_row_once_and_may_skip():
+    archs, may_skip = compilers.wanted_archs({"FA_ARCHS": "all"})
+    assert archs[1] == "gfx906" and "gfx1201" in archs and may_skip
+    assert len(set(archs)) == len(archs)
+
+
+@pytest.mark.parametrize("bad", ["mi50", "gfx906;all", "sm_80", "gfx9-generic"])
+def test_a_name_that_is_no_architecture_is_named(bad):
+    with pytest.raises(products.BuildError, match="is no architecture") as error:
+        compilers.wanted_archs({"FA_ARCHS": bad})
+    assert "FA_ARCHS" in str(error.value)
+
+
+def test_a_missing_architecture_is_skipped_only_from_all(tmp_path):
+    clang = compilers.Clang(pretend_clang(tmp_path / "clang"), "clang version 22")
+    said: list[str] = []
+    archs = ["gfx906", "gfx942"]
+    assert compilers.usable_archs(clang, archs, True, said.append) == ["gfx906"]
+    assert len(said) == 1 and "gfx942 skipped: clang version 22" in said[0]
+    with pytest.raises(products.BuildError, match=r"gfx942.*does not know it"):
+        compilers.usable_archs(clang, archs, False, said.append)
+
+
+# ---- compiler ---------------------------------------------------------------
+
+
+def test_rocm_comes_first_then_clang_then_the_newest_number(tmp_path):
+    for name in ("clang-9", "clang-16", "clang-22", "clang-cpp-22"):
+        pretend_clang(tmp_path / name)
+    assert search(tmp_path).path.name == "clang-22"
+    pretend_clang(tmp_path / "clang")
+    assert search(tmp_path).path == tmp_path / "clang"
+    pretend_clang(tmp_path / "opt/rocm-5.7/llvm/bin/clang")
+    pretend_clang(tmp_path / "opt/rocm-6.2/llvm/bin/clang")
+    assert "rocm-6.2" in str(search(tmp_path).path)
+    pretend_clang(tmp_path / "mine/llvm/bin/clang")
+    chosen = search(tmp_path, ROCM_PATH=str(tmp_path / "mine"))
+    assert "mine" in str(chosen.path)
+
+
+def test_a_clang_that_will_not_do_is_passed_over(tmp_path):
+    pretend_clang(tmp_path / "clang", targets="x86-64")
+    pretend_clang(tmp_path / "clang-99", works="exit 1")
+    pretend_clang(tmp_path / "clang-18")
+    assert search(tmp_path).path.name == "clang-18"
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"targets": "x86-64"}, "without the AMDGPU target"),
+        ({"version": "14.0.6"}, "clang 14, older than 15"),
+        ({"version": "16.0.6", "works": "exit 1"}, "lld-16"),
+    ],
+)
+def test_a_named_clang_is_refused_with_the_reason(tmp_path, options, why):
+    pretend_clang(tmp_path / "clang")
+    bad = pretend_clang(tmp_path / "mine", **options)
+    with pytest.raises(products.BuildError, match=why) as error:
+        search(tmp_path, FA_CLANG=str(bad))
+    assert "FA_CLANG" in str(error.value) and "\n" not in str(error.value)
+    assert search(tmp_path, FA_CLANG="clang").path.name == "clang"
+
+
+@pytest.mark.parametrize("named", ["", "no-such-clang"])
+def test_without_a_compiler_one_sentence_says_what_to_install(tmp_path, named):
+    with pytest.raises(products.BuildError) as error:
+        search(tmp_path, FA_CLANG=named)
+    message = str(error.value)
+    assert "apt-get install clang-15 lld-15" in message
+    assert "FA_ARCHS=none" in message and "\n" not in message
+
+
+def test_none_needs_no_compiler_and_no_simulator(tmp_path):
+    environ = {"PATH": str(tmp_path), "FA_ARCHS": "none"}
+    out = tmp_path / "code"
+    missing = tmp_path / "libhipsim.so"
+    assert code_objects.build_code_objects(out, missing, print, environ) == {}
+    assert [path.name for path in out.iterdir()] == ["manifest.json"]
+
+
+# ---- what is built ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["clang-15", "clang-22"])
+@needs_library
+def test_gfx906_kernels_spill_nothing(name, tmp_path):
+    environ = {"FA_CLANG": installed(name), "PATH": PATH}
+    made = code_objects.build_code_objects(tmp_path, LIBRARY, print, environ)
+    rows = {row.symbol: row for row in products.variants(products.KERNELS)}
+    kernels = {kernel["name"]: kernel for kernel in made["gfx906"]["kernels"]}
+    assert kernels.keys() == rows.keys()
+    for name, kernel in kernels.items():
+        assert kernel["vgpr_spills"] == kernel["sgpr_spills"] == 0
+        assert kernel["private_bytes"] == 0
+        # two workgroups on a compute unit if the LDS holds them
+        waves = 2 if rows[name].lds_bytes <= 32768 else 1
+        assert kernel["waves_per_simd"] == waves
+
+
+ROW = "FA_VARIANT({}, FA_FORWARD, FA_F16, 64, FA_PLAIN, 0, 128, 64, 256, 0)\n"
+SMALL = """#include "value.h"
+extern "C" __attribute__((global, amdgpu_flat_work_group_size(256, 256)))
+void small(int *p) { *p = VALUE; }
+"""
+
+
+@needs_library
+def test_an_unchanged_kernel_is_not_built_again(tmp_path, any_clang):
+    sources, out = tmp_path / "kernels", tmp_path / "code"
+    sources.mkdir()
+    (sources / "fa.hip").write_text(SMALL, encoding="utf-8")
+    (sources / "value.h").write_text("#define VALUE 1\n", encoding="utf-8")
+    (sources / "variants.def").write_text(ROW.format("small"), encoding="utf-8")
+    environ = {"FA_CLANG": str(any_clang.path), "PATH": PATH}
+
+    def build(**more: str) -> str:
+        said: list[str] = []
+        code_objects.build_code_objects(
+            out, LIBRARY, said.append, {**environ, **more}, sources
+        )
+        return said[-1]
+
+    assert "fa_gfx906.co built" in build()
+    stamp = (out / "fa_gfx906.co").stat().st_mtime_ns
+    assert "fa_gfx906.co unchanged" in build()
+    assert (out / "fa_gfx906.co").stat().st_mtime_ns == stamp
+    # damage and a changed source both count
+    (out / "fa_gfx906.co").write_bytes(b"damaged")
+    assert "fa_gfx906.co built" in build()
+    (out / "manifest.json").write_text("{", encoding="utf-8")
+    assert "fa_gfx906.co built" in build()
+    build(FA_ARCHS="gfx90a")
+    assert {p.name for p in out.glob("*.co")} == {"fa_gfx906.co", "fa_gfx90a.co"}
+    (sources / "value.h").write_text("#define VALUE 2\n", encoding="utf-8")
+    assert "fa_gfx906.co built" in build()
+    # the other one belonged to sources that are gone
+    assert {p.name for p in out.glob("*.co")} == {"fa_gfx906.co"}
+    manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest.keys() == {"gfx906"}
+    assert "clang version" in manifest["gfx906"]["compiler"]
+
+
+# Keeps 300 values alive at once, in 256 registers.
+SPILLS = """
+extern "C" __attribute__((global{bounds})) void greedy(float *p)
+{{
+    float x[300];
+#pragma unroll
+    for (int i = 0; i < 300; i++) {{ x[i] = p[i * 256]; }}
+    __builtin_amdgcn_s_barrier();
+#pragma unroll
+    for (int i = 0; i < 300; i++) {{ p[i * 256] = x[i] * x[299 - i] + x[i / 2]; }}
+}}
+"""
+
+
+def greedy(folder: Path, bounds: str) -> Path:
+    folder.mkdir()
+    (folder / "fa.hip").write_text(SPILLS.format(bounds=bounds), encoding="utf-8")
+    (folder / "variants.def").write_text(ROW.format("greedy"), encoding="utf-8")
+    return folder
+
+
+@needs_library
+def test_the_gate_names_a_kernel_that_spills_and_keeps_it_out(tmp_path, any_clang):
+    sources = greedy(tmp_path / "kernels", ", amdgpu_flat_work_group_size(256, 256)")
+    out = tmp_path / "code"
+    environ = {"FA_CLANG": str(any_clang.path), "PATH": PATH}
+    with pytest.raises(code_objects.GateError, match=r"greedy: \d+ spilled vector"):
+        code_objects.build_code_objects(out, LIBRARY, print, environ, sources)
+    assert not out.exists() or not list(out.glob("*.co"))
+    # reported, not refused, elsewhere
+    environ["FA_ARCHS"] = "gfx908"
+    made = code_objects.build_code_objects(out, LIBRARY, print, environ, sources)
+    assert "greedy" in code_objects.table(made)
+
+
+@needs_library
+def test_the_gate_names_a_kernel_without_launch_bounds(tmp_path, any_clang):
+    sources = greedy(tmp_path / "kernels", "")
+    environ = {"FA_CLANG": str(any_clang.path), "PATH": PATH}
+    with pytest.raises(code_objects.GateError, match="greedy: bounded to 1024 threads"):
+        code_objects.build_code_objects(tmp_path, LIBRARY, print, environ, sources)
+
+
+GOOD = {
+    "name": "k",
+    "vgprs": 100,
+    "vgpr_spills": 0,
+    "sgpr_spills": 0,
+    "private_bytes": 0,
+    "lds_bytes": 32768,
+    "max_threads": 256,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({}, None),
+        ({"sgpr_spills": 3}, "k: 3 spilled scalar registers"),
+        ({"private_bytes": 16}, "k: 16 bytes of scratch"),
+        ({"lds_bytes": 16384}, "k: 16384 bytes of LDS, expected 32768"),
+        ({"name": "other"}, "k: not in the object"),
+    ],
+)
+def test_the_gate_checks_each_resource(change, fault):
+    rows = [products.Variant("k", 256, 32768)]
+    faults = code_objects.gate([{**GOOD, **change}], rows)
+    assert [f.startswith(fault) for f in faults] == ([True] if fault else [])
+
+
+def test_the_gate_refuses_more_lds_than_a_compute_unit_has():
+    kernel = {**GOOD, "lds_bytes": 65537}
+    assert code_objects.gate([kernel], [products.Variant("k", 256, 65537)])
+
+
+@pytest.mark.parametrize(
+    ("arch", "vgprs", "lds", "waves"),
+    [
+        ("gfx906", 128, 32768, 2),
+        ("gfx906", 129, 32768, 1),
+        ("gfx906", 128, 32769, 1),
+        ("gfx906", 24, 0, 10),
+        ("gfx906", 25, 0, 9),
+        ("gfx90a", 129, 0, 3),
+        ("gfx1100", 64, 0, None),
+    ],
+)
+def test_waves_per_simd_follow_registers_and_lds(arch, vgprs, lds, waves):
+    kernel = {"vgprs": vgprs, "lds_bytes": lds, "max_threads": 256}
+    assert code_objects.waves_per_simd(arch, kernel) == waves
+
+
+def test_variants_are_read_from_the_table():
+    rows = products.variants(products.KERNELS)
+    assert len(rows) >= 4 and all(row.threads == 256 for row in rows)
+    assert all(row.symbol.startswith("fa_") for row in rows)
+
+
+# ---- the command ------------------------------------------------------------
+
+
+def command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "build_support.code_objects", *arguments],
+        cwd=ROOT,
+        env={"PATH": PATH, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@needs_library
+def test_the_command_prints_the_table_or_json(tmp_path, any_clang):
+    out = str(tmp_path)
+    done = command("--archs", "gfx906", "--out", out, FA_CLANG=str(any_clang.path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].split()[:4] == ["arch", "kernel", "VGPR", "SGPR"]
+    done = command("--json", "--out", out, FA_CLANG=str(any_clang.path))
+    assert "gfx906" in json.loads(done.stdout)
+
+
+def test_exit_codes_of_the_command(tmp_path):
+    out = str(tmp_path)
+    assert command("--help").returncode == 0
+    assert command("--no-such-option").returncode == 2
+    assert command("--archs", "mi50", "--out", out).returncode == 2
+    done = command("--archs", "gfx906", "--out", out, FA_CLANG="no-such-clang")
+    assert done.returncode == 2 and done.stderr.startswith("error: FA_CLANG=")
+
+
+def test_the_simulator_library_is_asked_for_by_name(tmp_path, any_clang):
+    missing = str(tmp_path / "none.so")
+    done = command("--library", missing, "--out", str(tmp_path), "--archs", "gfx906")
+    assert done.returncode == 2
+    assert missing in done.stderr and "make build" in done.stderr
+
+
+# ---- the stand-in -----------------------------------------------------------
+
+
+def test_standin_without_nvcc_says_so(tmp_path):
+    with pytest.raises(products.BuildError, match="no nvcc"):
+        standin.build_standin(tmp_path, print, {"PATH": str(tmp_path)})
+    done = command("--standin", "--out", str(tmp_path), PATH=str(tmp_path))
+    assert done.returncode == 2 and "no nvcc" in done.stderr
+
+
+def test_standin_compiles_the_same_kernels(tmp_path):
+    if shutil.which("nvcc") is None:
+        pytest.skip("no nvcc")
+    made = standin.build_standin(tmp_path, print)
+    symbols = {row.symbol for row in products.variants(products.KERNELS)}
+    for target in standin.TARGETS:
+        kernels = made[target]["kernels"]
+        assert {kernel["name"] for kernel in kernels} == symbols
+        assert all(kernel["spill_bytes"] == 0 for kernel in kernels)
+        assert (tmp_path / f"fa_{target}.cubin").exists()
