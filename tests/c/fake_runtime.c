@@ -1,0 +1,326 @@
+/* fake_runtime.c: a GPU runtime without a GPU.  See fake_runtime.h.
+ *
+ * A code object's text, behind its 64-byte ELF header, says how loading it
+ * goes: "foreign" and "bad" fail, "incomplete" lacks all kernels.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#define _POSIX_C_SOURCE 200809L
+#include "fake_runtime.h"
+#include "sim/hipsim.h"
+
+#include <string.h>
+#include <time.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+EXPORT fake_state fake;
+
+static int context[8]; /* the address of context[i] is device i's context */
+
+static int outcome(const char *call)
+{
+    if (fake.failing_call != NULL && strcmp(fake.failing_call, call) == 0) {
+        fake.failing_call = NULL;
+        return fake.code;
+    }
+    return 0;
+}
+
+static int load(void **module, const void *image)
+{
+    const char *text = (const char *)image + 64;
+    if (strcmp(text, "foreign") == 0) {
+        return 209;
+    }
+    if (strcmp(text, "bad") == 0) {
+        return 200;
+    }
+    if (fake.slow) {
+        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    }
+    fake.loads++;
+    memcpy(module, &image, sizeof image);
+    return 0;
+}
+
+static int lookup(void **function, void *module, const char *symbol)
+{
+    fake.lookups++;
+    if (strcmp((const char *)module + 64, "incomplete") == 0) {
+        return 500;
+    }
+    memcpy(function, &symbol, sizeof symbol);
+    return 0;
+}
+
+static void note_launch(unsigned x, unsigned y, unsigned z, unsigned threads,
+                        unsigned lds_bytes, void *stream, void **params)
+{
+    fake.launches++;
+    fake.device_at_launch = fake.device;
+    fake.grid[0] = x;
+    fake.grid[1] = y;
+    fake.grid[2] = z;
+    fake.threads = threads;
+    fake.lds_bytes = lds_bytes;
+    fake.stream = stream;
+    memcpy(fake.args, params[0], sizeof fake.args);
+}
+
+static int fill(void *data, unsigned value, size_t bytes, size_t count,
+                void *stream)
+{
+    fake.stream = stream;
+    for (size_t i = 0; i < count; i++) {
+        memcpy((char *)data + i * bytes, &value, bytes);
+    }
+    return 0;
+}
+
+/* -- HIP ------------------------------------------------------------------- */
+
+EXPORT int hipGetDevice(int *device)
+{
+    *device = fake.device;
+    return outcome("hipGetDevice");
+}
+
+#ifndef FAKE_INCOMPLETE
+
+EXPORT int hipGetDeviceCount(int *count)
+{
+    *count = fake.device_count;
+    return outcome("hipGetDeviceCount");
+}
+
+EXPORT int hipSetDevice(int device)
+{
+    fake.device = device;
+    return outcome("hipSetDevice");
+}
+
+static int put_arch(const char *arch, char *properties, size_t at)
+{
+    if (arch == NULL) {
+        return 1;
+    }
+    memcpy(properties + at, arch, strlen(arch) + 1);
+    return 0;
+}
+
+EXPORT int hipGetDevicePropertiesR0600(void *properties, int device)
+{
+    (void)device;
+    return put_arch(fake.arch_r0600, properties, 1160);
+}
+
+EXPORT int hipGetDeviceProperties(void *properties, int device)
+{
+    (void)device;
+    return put_arch(fake.arch_r0000, properties, 396);
+}
+
+EXPORT int hipModuleLoadData(void **module, const void *image)
+{
+    return load(module, image);
+}
+
+EXPORT int hipModuleUnload(void *module)
+{
+    (void)module;
+    fake.unloads++;
+    return 0;
+}
+
+EXPORT int hipModuleGetFunction(void **function, void *module,
+                                const char *symbol)
+{
+    return lookup(function, module, symbol);
+}
+
+EXPORT int hipModuleLaunchKernel(void *function, unsigned x, unsigned y,
+                                 unsigned z, unsigned threads, unsigned one,
+                                 unsigned also_one, unsigned lds_bytes,
+                                 void *stream, void **params, void **extra)
+{
+    (void)function;
+    (void)one;
+    (void)also_one;
+    (void)extra;
+    note_launch(x, y, z, threads, lds_bytes, stream, params);
+    return outcome("hipModuleLaunchKernel");
+}
+
+EXPORT int hipMemsetD16Async(void *data, unsigned short value, size_t count,
+                             void *stream)
+{
+    return fill(data, value, 2, count, stream);
+}
+
+EXPORT int hipMemsetD32Async(void *data, int value, size_t count, void *stream)
+{
+    return fill(data, (unsigned)value, 4, count, stream);
+}
+
+EXPORT int hipGetLastError(void)
+{
+    fake.errors_cleared = fake.launches + 1;
+    return 0;
+}
+
+EXPORT const char *hipGetErrorString(int code)
+{
+    return code == 719 ? "unspecified launch failure" : "some failure";
+}
+
+EXPORT const char *hipGetErrorName(int code)
+{
+    return code == 719   ? "hipErrorLaunchFailure"
+           : code == 209 ? "hipErrorNoBinaryForGpu"
+                         : "hipErrorSomething";
+}
+
+EXPORT int hipsimLaunch(hipFunction_t function, const uint32_t grid[3],
+                        const uint32_t block[3], uint32_t lds_bytes,
+                        void **params, const hipsim_tensor *tensors,
+                        size_t count, hipsim_stats *stats)
+{
+    (void)function;
+    note_launch(grid[0], grid[1], grid[2], block[0], lds_bytes, NULL, params);
+    fake.tensor_count = (int)count;
+    for (size_t i = 0; i < count && i < 8; i++) {
+        fake.tensor_stride0[i] = tensors[i].stride[0];
+        fake.tensor_access[i] = tensors[i].access;
+    }
+    *stats = (hipsim_stats){.wave_instructions = 1000, .workgroups = 3};
+    return outcome("hipsimLaunch");
+}
+
+EXPORT int hipsimModuleLoad(hipModule_t *module, const void *image,
+                            size_t bytes)
+{
+    (void)bytes;
+    return load((void **)(void *)module, image);
+}
+
+EXPORT const char *hipsimLastReport(void)
+{
+    return fake.report == NULL ? "" : fake.report;
+}
+
+/* -- CUDA ------------------------------------------------------------------ */
+
+EXPORT int cuInit(unsigned flags)
+{
+    (void)flags;
+    return outcome("cuInit");
+}
+
+EXPORT int cuDeviceGetCount(int *count)
+{
+    *count = fake.device_count;
+    return 0;
+}
+
+EXPORT int cuDeviceGet(int *device, int ordinal)
+{
+    *device = ordinal;
+    return ordinal < fake.device_count ? 0 : 101;
+}
+
+EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device)
+{
+    (void)device;
+    *value = attribute == 75 ? fake.cc_major : fake.cc_minor;
+    return attribute == 75 || attribute == 76 ? 0 : 1;
+}
+
+EXPORT int cuDevicePrimaryCtxRetain(void **out, int device)
+{
+    fake.retained++;
+    *out = &context[device];
+    return 0;
+}
+
+EXPORT int cuDevicePrimaryCtxRelease_v2(int device)
+{
+    (void)device;
+    fake.retained--;
+    return 0;
+}
+
+EXPORT int cuCtxGetDevice(int *device)
+{
+    *device = fake.device;
+    return fake.device < 0 ? 201 : 0;
+}
+
+EXPORT int cuCtxGetCurrent(void **out)
+{
+    *out = fake.device < 0 ? NULL : &context[fake.device];
+    return outcome("cuCtxGetCurrent");
+}
+
+EXPORT int cuCtxSetCurrent(void *in)
+{
+    fake.device = in == NULL ? -1 : (int)((int *)in - context);
+    return outcome("cuCtxSetCurrent");
+}
+
+EXPORT int cuModuleLoadData(void **module, const void *image)
+{
+    return load(module, image);
+}
+
+EXPORT int cuModuleUnload(void *module)
+{
+    (void)module;
+    fake.unloads++;
+    return 0;
+}
+
+EXPORT int cuModuleGetFunction(void **function, void *module,
+                               const char *symbol)
+{
+    return lookup(function, module, symbol);
+}
+
+EXPORT int cuFuncSetAttribute(void *function, int attribute, int value)
+{
+    (void)function;
+    fake.allowed_lds = value;
+    return attribute == 8 ? 0 : 1;
+}
+
+EXPORT int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z,
+                          unsigned threads, unsigned one, unsigned also_one,
+                          unsigned lds_bytes, void *stream, void **params,
+                          void **extra)
+{
+    (void)function;
+    (void)one;
+    (void)also_one;
+    (void)extra;
+    note_launch(x, y, z, threads, lds_bytes, stream, params);
+    return outcome("cuLaunchKernel");
+}
+
+EXPORT int cuMemsetD16Async(uint64_t data, unsigned short value, size_t count,
+                            void *stream)
+{
+    return fill((void *)(uintptr_t)data, value, 2, count, stream);
+}
+
+EXPORT int cuMemsetD32Async(uint64_t data, unsigned value, size_t count,
+                            void *stream)
+{
+    return fill((void *)(uintptr_t)data, value, 4, count, stream);
+}
+
+EXPORT int cuGetErrorString(int code, const char **text)
+{
+    *text = code == 700 ? "an illegal memory access" : "some failure";
+    return 0;
+}
+
+#endif

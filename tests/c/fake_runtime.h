@@ -1,0 +1,46 @@
+/* fake_runtime.h: what the fake GPU runtime remembers and is told to do.
+ *
+ * The library exports the functions of HIP and of the CUDA driver that the
+ * host layer looks up, and `fake`.  It is built once and copied to the names
+ * that the host layer searches for, so each copy has its own state.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#ifndef FAKE_RUNTIME_H
+#define FAKE_RUNTIME_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct fake_state {
+    /* told */
+    int device_count;
+    const char *arch_r0600; /* gcnArchName, NULL: the call fails */
+    const char *arch_r0000;
+    int cc_major;
+    int cc_minor;
+    const char *failing_call; /* this one returns `code`, once */
+    int code;
+    const char *report; /* hipsimLastReport() */
+    bool slow;          /* loading takes a while, so that threads meet */
+
+    /* remembered */
+    int device; /* current; -1 is CUDA without a context */
+    int device_at_launch;
+    int retained; /* primary contexts held */
+    _Atomic int loads;
+    _Atomic int unloads;
+    _Atomic int lookups;
+    int launches;
+    int errors_cleared; /* hipGetLastError calls before the last launch */
+    unsigned grid[3];
+    unsigned threads;
+    unsigned lds_bytes;
+    int allowed_lds; /* cuFuncSetAttribute */
+    void *stream;
+    unsigned char args[168];
+    int tensor_count; /* of hipsimLaunch */
+    int64_t tensor_stride0[8];
+    uint32_t tensor_access[8];
+} fake_state;
+
+#endif

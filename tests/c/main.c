@@ -1,0 +1,108 @@
+/* main.c: runs the C tests and prints "N passed, N failed, N skipped".
+ *
+ *   ctest FAKES SCRATCH CODE_DIR SIM [PART_OF_A_NAME]
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#include "test.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+void test_one(test_run *run, const char *name, void (*function)(test_run *))
+{
+    if (run->only != NULL && strstr(name, run->only) == NULL) {
+        return;
+    }
+    run->checks_failed = 0;
+    run->skip = false;
+    function(run);
+    if (run->checks_failed != 0) {
+        run->failed++;
+        printf("FAILED  %s\n", name);
+    } else if (run->skip) {
+        run->skipped++;
+    } else {
+        run->passed++;
+    }
+}
+
+void test_skip(test_run *run, const char *reason, const char *what)
+{
+    printf("skipped: %s %s\n", reason, what);
+    run->skip = true;
+}
+
+bool test_check(test_run *run, bool ok, const char *file, int line,
+                const char *what)
+{
+    if (!ok) {
+        printf("%s:%d: not so: %s\n", file, line, what);
+        run->checks_failed++;
+    }
+    return ok;
+}
+
+bool test_check_text(test_run *run, const char *text, const char *part,
+                     const char *file, int line)
+{
+    bool ok = strstr(text, part) != NULL;
+    if (!ok) {
+        printf("%s:%d: expected \"%s\"\n  in \"%s\"\n", file, line, part, text);
+        run->checks_failed++;
+    }
+    return ok;
+}
+
+void test_contiguous(fa_tensor *t, int64_t b, int64_t h, int64_t s, int64_t d)
+{
+    *t = (fa_tensor){.dtype = FA_F16,
+                     .size = {b, h, s, d},
+                     .stride = {h * s * d, s * d, d, 1}};
+}
+
+fa_problem test_problem(int64_t batch, int64_t heads, int64_t key_heads,
+                        int64_t seqlen_q, int64_t seqlen_k, int64_t dim)
+{
+    fa_problem p = {.scale = 1.0, .causal = FA_CAUSAL_NONE};
+    test_contiguous(&p.q, batch, heads, seqlen_q, dim);
+    test_contiguous(&p.k, batch, key_heads, seqlen_k, dim);
+    test_contiguous(&p.v, batch, key_heads, seqlen_k, dim);
+    fa_tensor_like(&p.q, &p.out);
+    return p;
+}
+
+double test_random(uint64_t *state)
+{
+    double sum = 0.0; /* of 12 uniform numbers: variance 1 */
+    for (int i = 0; i < 12; i++) {
+        *state = *state * UINT64_C(6364136223846793005) +
+                 UINT64_C(1442695040888963407);
+        sum += ldexp((double)(*state >> 11), -53);
+    }
+    return sum - 6.0;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 5) {
+        fprintf(stderr,
+                "usage: %s FAKES SCRATCH CODE_DIR SIM [PART_OF_A_NAME]\n",
+                argv[0]);
+        return 2;
+    }
+    test_run run = {.fakes = argv[1],
+                    .scratch = argv[2],
+                    .code_dir = argv[3],
+                    .sim = argv[4],
+                    .only = argc > 5 ? argv[5] : NULL};
+    setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
+    test_plan(&run);
+    test_reference(&run);
+    test_driver(&run);
+    test_code(&run);
+    test_forward(&run);
+    printf("%d passed, %d failed, %d skipped\n", run.passed, run.failed,
+           run.skipped);
+    return run.failed != 0;
+}

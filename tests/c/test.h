@@ -1,0 +1,52 @@
+/* test.h: the harness of the C tests, and what they share.
+ *
+ * A test is a function that CHECKs; a failed check is printed and counted,
+ * and the test goes on.  SPDX-License-Identifier: BSD-3-Clause */
+#ifndef FA_TEST_H
+#define FA_TEST_H
+
+#include "fa.h"
+
+typedef struct test_run {
+    const char *fakes;    /* folder of the fake runtime libraries */
+    const char *scratch;  /* folder that may be written to */
+    const char *code_dir; /* the real code objects, if they are built */
+    const char *sim;      /* the real libhipsim.so, if it is built */
+    const char *only; /* run the tests whose name contains this, or NULL */
+    int passed;
+    int failed;
+    int skipped;
+    int checks_failed; /* of the running test */
+    bool skip; /* the running test asked to be skipped */
+} test_run;
+
+#define RUN(run, function) test_one(run, #function, function)
+void test_one(test_run *run, const char *name, void (*function)(test_run *));
+void test_skip(test_run *run, const char *reason, const char *what);
+
+#define CHECK(run, condition) \
+    test_check(run, condition, __FILE__, __LINE__, #condition)
+bool test_check(test_run *run, bool ok, const char *file, int line,
+                const char *what);
+
+/* That `text` contains `part`; prints both if not. */
+#define CHECK_TEXT(run, text, part) \
+    test_check_text(run, text, part, __FILE__, __LINE__)
+bool test_check_text(test_run *run, const char *text, const char *part,
+                     const char *file, int line);
+
+/* A contiguous float16 problem without data, no mask, scale 1. */
+fa_problem test_problem(int64_t batch, int64_t heads, int64_t key_heads,
+                        int64_t seqlen_q, int64_t seqlen_k, int64_t dim);
+void test_contiguous(fa_tensor *t, int64_t b, int64_t h, int64_t s, int64_t d);
+
+/* A fixed sequence of numbers, roughly normal. */
+double test_random(uint64_t *state);
+
+void test_plan(test_run *run);
+void test_driver(test_run *run);
+void test_code(test_run *run);
+void test_reference(test_run *run);
+void test_forward(test_run *run);
+
+#endif
