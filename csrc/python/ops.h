@@ -1,0 +1,17 @@
+/* ops.h: the operators for torch's dispatcher.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#ifndef FA_PYTHON_OPS_H
+#define FA_PYTHON_OPS_H
+
+#include "fa.h"
+
+/* Defines flash_attn_rocm::fwd and its kernels for CUDA and CPU tensors, once
+ * per process.  *registered is false, with nothing changed, where this torch
+ * lacks the functions.  On failure torch keeps nothing of ours. */
+fa_status fa_ops_register(bool *registered, fa_error *error);
+
+/* Whether libtorch's stable C functions are there. */
+bool fa_ops_have_torch_abi(void);
+
+#endif
