@@ -1,0 +1,54 @@
+"""Types of the extension module; csrc/python says what each function does."""
+
+from typing import Any, Callable
+
+class Error(Exception): ...
+
+_Four = tuple[int, ...]
+
+def configure(
+    code_dir: str,
+    sim_library: str,
+    mode: str,
+    sim_arch: Callable[[], str | None],
+) -> None: ...
+def register_ops() -> bool: ...
+def forward(
+    device_type: int,
+    device_index: int,
+    stream: int,
+    arch: str | None,
+    dtype: int,
+    q_ptr: int,
+    k_ptr: int,
+    v_ptr: int,
+    out_ptr: int,
+    lse_ptr: int,
+    q_size: _Four,
+    q_stride: _Four,
+    k_size: _Four,
+    k_stride: _Four,
+    v_size: _Four,
+    v_stride: _Four,
+    out_stride: _Four,
+    scale: float,
+    causal: int,
+) -> None: ...
+def plan(
+    dtype: int,
+    q_align: int,
+    q_size: _Four,
+    q_stride: _Four,
+    k_size: _Four,
+    k_stride: _Four,
+    v_size: _Four,
+    v_stride: _Four,
+    scale: float,
+    causal: int,
+) -> tuple[str, tuple[int, int, int], str]: ...
+def last_call() -> tuple[str, str, str, str, int, int] | None: ...
+def record_fallback(reason: str) -> None: ...
+def counters() -> dict[str, Any]: ...
+def reset_counters() -> None: ...
+def build_info() -> dict[str, Any]: ...
+def variants() -> list[dict[str, Any]]: ...

@@ -1,0 +1,40 @@
+"""Exact fused attention for AMD GPUs under PyTorch, first of all gfx906.
+
+Importing touches no device and replaces nothing; see patch().
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+try:
+    import torch as _torch_package  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "flash_attn_rocm needs torch 2.4 or newer; install the build that fits your "
+        "GPU (for the simulator the CPU build will do)",
+        name="torch",
+    ) from None
+
+from ._errors import FlashAttnError
+from ._flash_attn import flash_attn_func
+from ._reason import Reason
+from ._shim import patch, patched, unpatch
+from ._simulate import simulate
+from ._status import build_info, explain, last_call, status
+from ._version import __version__
+
+__all__ = [
+    "FlashAttnError",
+    "Reason",
+    "__version__",
+    "build_info",
+    "explain",
+    "flash_attn_func",
+    "last_call",
+    "patch",
+    "patched",
+    "simulate",
+    "status",
+    "unpatch",
+]

@@ -1,0 +1,287 @@
+"""May this call run fused, and if not, why?
+
+route() is the one test, shared by the shim (on every call: each property of a
+tensor costs 50-150 ns, so none is read twice) and by explain(). torch.compile
+traces through it: only tensor metadata, constants and functions that Dynamo
+knows. On any doubt it gives a reason, and the stock function answers.
+
+What is rare and refused by the op itself before it launches anything is left to
+the op in eager mode: see refused_by_op().
+
+The traps behind each test: tests/test_shim_traps.py.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from . import _ops
+from ._config import code_objects, config
+from ._reason import Reason
+from ._simulate import current_arch, default_missing, traced_arch
+from ._torch import (
+    constant_in_traces,
+    dispatch_modes,
+    flash_enabled,
+    forward_ad,
+    functorch_active,
+    get_autocast_dtype,
+    has_torch_function,
+    is_autocast_enabled,
+    is_dynamo_compiling,
+    is_exporting,
+    is_tracing,
+    traced_flash_enabled,
+    traced_functorch_active,
+)
+
+_Result = TypeVar("_Result")
+
+_float16 = torch.float16
+# Zero elements mean "absent" to the op; shared by all eager calls.
+_absent = torch.empty(0, device="cpu")
+_is_grad_enabled = torch.is_grad_enabled
+
+# Launch limits of the kernels; csrc/host checks them again.
+HEAD_DIM_MAX = 0
+if _ops.op is not None:
+    HEAD_DIM_MAX = max(row["dim"] for row in _ops.ext.variants())
+GRID_MAX = 65535
+SEQLEN_MAX = 2**30
+FLOAT32_MAX = 3.4028234663852886e38
+
+# Nothing runs fused in this process: switched off, or no op.
+_blocked: Reason | None = None
+if config.device == "off":
+    _blocked = Reason.OFF
+elif _ops.op is None:
+    _blocked = Reason.UNAVAILABLE
+
+
+def is_causal_bias(mask: Any) -> bool:
+    """Whether `mask` is a torch.nn.attention.bias.CausalBias."""
+    module = sys.modules.get("torch.nn.attention.bias")
+    return module is not None and isinstance(mask, module.CausalBias)
+
+
+def _is_proxy_tracing() -> bool:
+    """Whether a graph is being recorded by make_fx (export does so too)."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    return get_proxy_mode() is not None
+
+
+_gpu_verdicts: dict[int, Reason | None] = {}
+
+
+def _judge_gpu(index: int) -> Reason | None:
+    present = code_objects(config.code_dir)
+    if config.device == "standin":
+        if torch.version.cuda is None:
+            return Reason.DEVICE
+        major, minor = torch.cuda.get_device_capability(index)
+        # A cubin runs on its own major version and any later minor one.
+        fits = any(f"sm_{major}{m}" in present for m in range(minor + 1))
+        return None if fits else Reason.CODE_OBJECT
+    if config.device != "auto" or torch.version.hip is None:
+        return Reason.DEVICE
+    if not config.untested:
+        return Reason.UNTESTED
+    name = torch.cuda.get_device_properties(index).gcnArchName
+    return None if name.split(":")[0] in present else Reason.CODE_OBJECT
+
+
+def gpu_reason(index: int) -> Reason | None:
+    """Why GPU `index` runs nothing fused, or None. Judged once per device."""
+    try:
+        return _gpu_verdicts[index]
+    except KeyError:
+        return _gpu_verdicts.setdefault(index, _judge_gpu(index))
+
+
+constant_in_traces(gpu_reason)  # a device does not change while a process lives
+
+
+def cpu_reason() -> Reason:
+    """Why CPU tensors run nothing fused in a context that does not simulate."""
+    return Reason.CODE_OBJECT if default_missing else Reason.DEVICE
+
+
+def _is_plain(tensor: Any) -> bool:
+    return type(tensor) is Tensor or type(tensor) is Parameter
+
+
+def _kind_of(*tensors: Any) -> Reason:
+    if all(isinstance(tensor, Tensor) for tensor in tensors):
+        return Reason.SUBCLASS
+    return Reason.ARGUMENT
+
+
+def route(
+    run: Callable[..., _Result],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> _Result | Reason:
+    """run(*arguments of the op) if the call may run fused, else the reason.
+
+    Raises whatever an argument of an unexpected kind makes it raise; reason_of()
+    tells that from an error of `run`.
+    """
+    # Who is asking. has_torch_function also sees function modes.
+    if attn_mask is not None and is_causal_bias(attn_mask):
+        return Reason.CAUSAL_BIAS
+    if _blocked is not None:
+        return _blocked
+    if has_torch_function(query, key, value, attn_mask):
+        return Reason.SUBCLASS
+    if not type(query) is type(key) is type(value) is Tensor:
+        if not (_is_plain(query) and _is_plain(key) and _is_plain(value)):
+            return _kind_of(query, key, value)
+    if attn_mask is not None:
+        return Reason.MASK
+    if forward_ad._current_level >= 0:
+        return Reason.FORWARD_AD
+    compiling = is_dynamo_compiling()
+    if compiling:
+        if traced_functorch_active():
+            return Reason.FUNCTORCH
+        if is_exporting():  # other exports come with a function mode
+            return Reason.EXPORT
+        if query.is_nested or key.is_nested or value.is_nested:
+            return Reason.NESTED
+        if not traced_flash_enabled():
+            return Reason.FLASH_DISABLED
+    else:
+        if functorch_active():
+            return Reason.FUNCTORCH
+        if is_tracing() or (dispatch_modes() and _is_proxy_tracing()):
+            return Reason.TRACE
+        if not flash_enabled():
+            return Reason.FLASH_DISABLED
+
+    # Where it would run.
+    if query.is_cpu:
+        if (traced_arch() if compiling else current_arch()) is None:
+            return cpu_reason()
+        device_type = "cpu"
+    elif query.is_cuda:
+        reason = gpu_reason(query.get_device())
+        if reason is not None:
+            return reason
+        device_type = "cuda"
+    else:
+        return Reason.DEVICE
+    if _is_grad_enabled() and (
+        query.requires_grad or key.requires_grad or value.requires_grad
+    ):
+        return Reason.GRAD
+
+    # What is asked for.
+    if is_causal is not False and is_causal is not True:
+        return Reason.ARGUMENT
+    if dropout_p != 0.0:
+        return Reason.DROPOUT
+    if scale is not None:
+        if not isinstance(scale, (float, int)):
+            return Reason.ARGUMENT
+        if not -FLOAT32_MAX <= scale <= FLOAT32_MAX:
+            return Reason.SCALE
+    if is_autocast_enabled(device_type):
+        # Stock casts to this dtype what is floating point and not float64.
+        if get_autocast_dtype(device_type) is not _float16:
+            return Reason.DTYPE
+        for tensor in (query, key, value):
+            if not tensor.is_floating_point() or tensor.dtype is torch.float64:
+                return Reason.DTYPE
+        query, key, value = query.to(_float16), key.to(_float16), value.to(_float16)
+    elif query.dtype is not _float16:
+        return Reason.DTYPE
+    shape, shape_k, shape_v = query.shape, key.shape, value.shape
+    if not len(shape) == len(shape_k) == len(shape_v) == 4:
+        return Reason.RANK
+    batch, heads, seqlen_q, head_dim = shape
+    batch_k, heads_k, seqlen_k, head_dim_k = shape_k
+    batch_v, heads_v, seqlen_v, head_dim_v = shape_v
+    if head_dim_k != head_dim or head_dim_v != head_dim:
+        return Reason.HEAD_DIM
+    if heads_v != heads_k:
+        return Reason.HEADS
+    if batch_k != batch or batch_v != batch or seqlen_v != seqlen_k:
+        return Reason.SHAPE
+    if batch == 0 or heads == 0 or seqlen_q == 0 or seqlen_k == 0 or head_dim == 0:
+        return Reason.EMPTY
+    if heads != heads_k and (
+        enable_gqa is not True or heads_k == 0 or heads % heads_k != 0
+    ):
+        return Reason.HEADS
+    if head_dim > HEAD_DIM_MAX:
+        return Reason.HEAD_DIM
+    if compiling:
+        reason = refused_by_op(query, key, value)
+        if reason is not None:
+            return reason
+
+    # In a compiled graph for a GPU, a CPU tensor would rule out CUDA graphs.
+    none = query.new_empty(0) if compiling else _absent
+    return run(
+        query,
+        key,
+        value,
+        none,
+        none,
+        none,
+        none,
+        none,
+        none,
+        head_dim**-0.5 if scale is None else scale,
+        0.0,
+        0.0,
+        1 if is_causal else 0,
+        -1,
+        -1,
+        False,
+    )
+
+
+def refused_by_op(
+    query: Tensor, key: Tensor, value: Tensor, *_rest: Any
+) -> Reason | None:
+    """The reason for which the op would refuse what route() lets through."""
+    if key.device != query.device or value.device != query.device:
+        return Reason.DEVICE
+    if not query.dtype is key.dtype is value.dtype:
+        return Reason.DTYPE
+    if query.size(0) > GRID_MAX or query.size(1) > GRID_MAX:
+        return Reason.SIZE
+    if query.size(2) > SEQLEN_MAX or key.size(2) > SEQLEN_MAX:
+        return Reason.SIZE
+    if query.size(3) != 1:  # the stride of a dimension of size 1 says nothing
+        for tensor in (query, key, value):
+            if tensor.stride(3) != 1:
+                return Reason.STRIDE
+    return None
+
+
+def reason_of(*args: Any, **kwargs: Any) -> Reason:
+    """The reason for a call on which route() raised; asks again, runs nothing."""
+    try:
+        return route(refused_by_op, *args, **kwargs) or Reason.FAILED
+    except Exception:
+        # A strided nested tensor has no shape and so raises.
+        tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
+        nested = any(t.is_nested for t in tensors)
+        return Reason.NESTED if nested else Reason.ARGUMENT

@@ -1,0 +1,191 @@
+"""flash_attn_func with the names, order and layout of flash_attn 2.x.
+
+Forward only so far. What is not supported is refused by name, before anything is
+launched; the eligibility test of the shim is not used here, because a call that
+names this package must not be answered by another one.
+
+Source: FlashAttention-2 (arXiv 2307.08691).
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _eligibility, _ops
+from ._config import config
+from ._eligibility import FLOAT32_MAX, GRID_MAX, HEAD_DIM_MAX, SEQLEN_MAX
+from ._errors import FlashAttnError
+from ._reason import Reason
+from ._simulate import current_arch, traced_arch
+from ._torch import is_dynamo_compiling
+
+_DEVICE_WORDS = {
+    Reason.UNTESTED: (
+        "no AMD GPU has run these kernels yet; set FLASH_ATTN_ROCM_UNTESTED=1 to be "
+        "the first"
+    ),
+    Reason.CODE_OBJECT: "no code object for this architecture; run `make kernels`",
+}
+
+
+def _refuse(name: str, expected: str, given: Any) -> FlashAttnError:
+    return FlashAttnError(f"{name}: expected {expected}, got {given}")
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor):
+            raise _refuse(name, "a tensor", type(tensor).__name__)
+        if tensor.dim() != 4:
+            layout = "4 dimensions (batch, seqlen, heads, head dim)"
+            raise _refuse(name, layout, f"shape {tuple(tensor.shape)}")
+        if tensor.dtype is not torch.float16:
+            raise _refuse(name, "dtype torch.float16 (the only one yet)", tensor.dtype)
+        if tensor.device != q.device:
+            raise _refuse(name, f"q's device {q.device}", tensor.device)
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            raise _refuse(
+                name,
+                "no requires_grad, because the backward is not available yet (use "
+                "torch.no_grad())",
+                "requires_grad=True",
+            )
+    batch, _, heads, head_dim = q.shape
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.size(0) != batch:
+            raise _refuse(name, f"q's batch size {batch}", tensor.size(0))
+        if tensor.size(3) != head_dim:
+            raise _refuse(name, f"q's head dim {head_dim}", tensor.size(3))
+    for index, what in ((1, "length"), (2, "number of heads")):
+        if v.size(index) != k.size(index):
+            raise _refuse("v", f"k's {what} {k.size(index)}", v.size(index))
+    heads_k = k.size(2)
+    if (heads_k == 0 and heads != 0) or (heads_k != 0 and heads % heads_k != 0):
+        raise _refuse("k", f"a number of heads that divides q's {heads}", heads_k)
+    if not 1 <= head_dim <= HEAD_DIM_MAX:
+        raise _refuse("q", f"a head dim from 1 to {HEAD_DIM_MAX}", head_dim)
+    if batch > GRID_MAX or heads > GRID_MAX:
+        limit = f"at most {GRID_MAX} batches and heads"
+        raise _refuse("q", limit, f"shape {tuple(q.shape)}")
+    for name, tensor in (("q", q), ("k", k)):
+        if tensor.size(1) > SEQLEN_MAX:
+            raise _refuse(name, f"a length of at most {SEQLEN_MAX}", tensor.size(1))
+
+
+def _check_device(q: Tensor) -> None:
+    if _ops.op is None:
+        raise FlashAttnError(str(_ops.unavailable))
+    if config.device == "off":
+        raise FlashAttnError("FLASH_ATTN_ROCM_DEVICE=off switches this package off")
+    if q.is_cpu:
+        if (traced_arch() if is_dynamo_compiling() else current_arch()) is None:
+            raise _refuse(
+                "q",
+                "a GPU tensor (CPU tensors run only inside simulate(...) or with "
+                "FLASH_ATTN_ROCM_DEVICE=sim)",
+                "device cpu",
+            )
+        return
+    reason = _eligibility.gpu_reason(q.get_device()) if q.is_cuda else Reason.DEVICE
+    if reason is not None:
+        words = _DEVICE_WORDS.get(reason, "a device that runs our kernels")
+        raise _refuse("q", words, f"device {q.device}")
+
+
+def _check_unsupported(
+    dropout_p: float,
+    window_size: tuple[int, int],
+    softcap: float,
+    alibi_slopes: Tensor | None,
+) -> None:
+    if dropout_p != 0.0:
+        raise _refuse("dropout_p", "0.0 (dropout is not supported yet)", dropout_p)
+    if tuple(window_size) != (-1, -1):
+        raise _refuse(
+            "window_size", "(-1, -1) (windows are not supported yet)", window_size
+        )
+    if softcap != 0.0:
+        raise _refuse("softcap", "0.0 (softcap is not supported yet)", softcap)
+    if alibi_slopes is not None:
+        raise _refuse("alibi_slopes", "None (ALiBi is not supported yet)", "a tensor")
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor, None]:
+    """Exact attention, softmax(scale * Q K^T) V, without storing the scores.
+
+    Args:
+        q: (batch, seqlen_q, nheads, headdim), float16. The last dimension is made
+            contiguous if it is not; others may have any stride.
+        k, v: (batch, seqlen_k, nheads_k, headdim), like q. nheads_k divides
+            nheads; query head h reads key head h // (nheads // nheads_k).
+        dropout_p: only 0.0 yet.
+        softmax_scale: factor on the scores before softmax, no unit.
+            Default 1 / sqrt(headdim).
+        causal: keep key j for query i only if j <= i + seqlen_k - seqlen_q.
+            For 2 queries and 4 keys the mask is 1 1 1 0 / 1 1 1 1.
+        window_size: only (-1, -1), no window, yet.
+        softcap: only 0.0 yet.
+        alibi_slopes: only None yet.
+        deterministic: no effect; results always repeat bit by bit.
+        return_attn_probs: also return the row normalisers.
+
+    Returns:
+        out: same shape and dtype as q. A row that sees no key is zero.
+        With return_attn_probs the triple (out, lse, None); lse is
+        (batch, nheads, seqlen_q), float32, the natural log of the row sums, -inf
+        for a row that sees no key.
+
+    Raises:
+        FlashAttnError: an argument is not supported or does not fit; the message
+            names it, what was expected and what was given.
+        RuntimeError: the launch itself failed.
+
+    Source: FlashAttention-2 (arXiv 2307.08691).
+    """
+    _check_unsupported(dropout_p, window_size, softcap, alibi_slopes)
+    _check_tensors(q, k, v)
+    _check_device(q)
+    if softmax_scale is None:
+        softmax_scale = q.size(3) ** -0.5
+    elif not -FLOAT32_MAX <= softmax_scale <= FLOAT32_MAX:
+        raise _refuse("softmax_scale", "a finite number", softmax_scale)
+    q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
+    none = q.new_empty(0)
+    assert _ops.op is not None  # _check_device
+    out, lse, _ = _ops.op(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        none,
+        none,
+        none,
+        none,
+        none,
+        none,
+        softmax_scale,
+        0.0,
+        0.0,
+        _ops.CAUSAL_BOTTOM_RIGHT if causal else _ops.CAUSAL_NONE,
+        -1,
+        -1,
+        False,
+    )
+    out = out.transpose(1, 2)
+    return (out, lse, None) if return_attn_probs else out

@@ -1,0 +1,241 @@
+"""The op flash_attn_rocm::fwd: registration, fake kernel, and the Python form.
+
+Registered from C through libtorch's stable C ABI where this torch has it,
+otherwise from Python around the same C entry. Whatever goes wrong here leaves
+`op` None and `unavailable` set: importing the package never fails because torch
+was exchanged, and every call then uses the stock function.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+from . import _torch
+from ._config import config, logger, simulator_path
+from ._simulate import launch_arch
+from ._version import __version__
+
+SCHEMA = (
+    "fwd(Tensor q, Tensor k, Tensor v, Tensor bias, Tensor mask, Tensor alibi, "
+    "Tensor sink, Tensor seed, Tensor blocks, float scale, float softcap, "
+    "float dropout_p, int causal, int window_left, int window_right, "
+    "bool needs_grad) -> (Tensor out, Tensor lse, Tensor out_lo)"
+)
+SUPPORTED_TORCH = "2.4 and newer, tested with 2.4 and 2.13"
+CAUSAL_NONE, CAUSAL_TOP_LEFT, CAUSAL_BOTTOM_RIGHT = 0, 1, 2
+
+_DTYPE_CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
+
+# Results of load(), which runs once, at import.
+ext: Any = None  # the extension module, None if it cannot be imported
+op: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
+source: str | None = None  # "c" or "python": who registered the op
+unavailable: str | None = None  # why there is no op
+
+
+def dtype_code(dtype: torch.dtype) -> int:
+    """The number by which the extension knows a dtype."""
+    return _DTYPE_CODES[dtype]
+
+
+_libraries: list[Any] = []  # registrations live as long as these objects
+
+
+def _check_supported(
+    tensors: dict[str, Tensor], numbers: dict[str, tuple[float, float]]
+) -> None:
+    for name, tensor in tensors.items():
+        if tensor.numel():
+            raise RuntimeError(
+                f"{name}: not supported yet, expected an empty tensor, got shape "
+                f"{tuple(tensor.shape)}"
+            )
+    for name, (given, expected) in numbers.items():
+        if given != expected:
+            raise RuntimeError(
+                f"{name}: not supported yet, expected {expected}, got {given}"
+            )
+
+
+def _check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise RuntimeError(
+                f"{name}: expected 4 dimensions (batch, heads, seqlen, head dim), "
+                f"got {tensor.dim()}"
+            )
+        if tensor.dtype != q.dtype:
+            raise RuntimeError(
+                f"{name}: expected q's dtype {q.dtype}, got {tensor.dtype}"
+            )
+        if tensor.device != q.device:
+            raise RuntimeError(
+                f"{name}: expected q's device {q.device}, got {tensor.device}"
+            )
+    if q.dtype not in _DTYPE_CODES:
+        raise RuntimeError(f"q: expected dtype torch.float16, got {q.dtype}")
+
+
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    mask: Tensor,
+    alibi: Tensor,
+    sink: Tensor,
+    seed: Tensor,
+    blocks: Tensor,
+    scale: float,
+    softcap: float,
+    dropout_p: float,
+    causal: int,
+    window_left: int,
+    window_right: int,
+    needs_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The op's kernel where torch lacks the stable C ABI; C does the rest."""
+    _check_supported(
+        {
+            "bias": bias,
+            "mask": mask,
+            "alibi": alibi,
+            "sink": sink,
+            "seed": seed,
+            "blocks": blocks,
+        },
+        {
+            "softcap": (softcap, 0.0),
+            "dropout_p": (dropout_p, 0.0),
+            "window_left": (window_left, -1),
+            "window_right": (window_right, -1),
+        },
+    )
+    if needs_grad:
+        raise RuntimeError(
+            "needs_grad: the backward is not available yet, expected False, got True"
+        )
+    if causal not in (CAUSAL_NONE, CAUSAL_TOP_LEFT, CAUSAL_BOTTOM_RIGHT):
+        raise RuntimeError(
+            f"causal: expected 0 (none), 1 (top-left) or 2 (bottom-right), got {causal}"
+        )
+    _check_inputs(q, k, v)
+    out, lse, out_lo = _outputs(q)
+    if q.is_cuda:
+        with torch.cuda.device(q.device):
+            stream = torch.cuda.current_stream(q.device).cuda_stream
+            _launch(1, q.get_device(), stream, None, q, k, v, out, lse, scale, causal)
+    else:
+        _launch(0, 0, 0, launch_arch(), q, k, v, out, lse, scale, causal)
+    return out, lse, out_lo
+
+
+def _launch(
+    device_type: int,
+    device_index: int,
+    stream: int,
+    arch: str | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    causal: int,
+) -> None:
+    if k.size(2) == 0:
+        out.zero_()  # a row that sees no key: zero, and no mass to normalise
+        lse.fill_(-float("inf"))
+    ext.forward(
+        device_type,
+        device_index,
+        stream,
+        arch,
+        _DTYPE_CODES[q.dtype],
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        out.data_ptr(),
+        lse.data_ptr(),
+        tuple(q.shape),
+        q.stride(),
+        tuple(k.shape),
+        k.stride(),
+        tuple(v.shape),
+        v.stride(),
+        out.stride(),
+        scale,
+        causal,
+    )
+
+
+def _outputs(q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    # preserve_format: dense, dimensions in the order of q's strides.
+    out = torch.empty_like(q, requires_grad=False)
+    lse = q.new_empty((q.size(0), q.size(1), q.size(2)), dtype=torch.float32)
+    return out, lse, q.new_empty((0,), dtype=torch.float16)
+
+
+def _fake(
+    q: Tensor, k: Tensor, v: Tensor, *_rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    # torch also calls this one for real tensors of which one is on "meta".
+    _check_inputs(q, k, v)
+    return _outputs(q)
+
+
+def _register_from_python() -> None:
+    make: Any = torch.library.Library  # untyped in torch
+    library = make("flash_attn_rocm", "FRAGMENT")
+    _libraries.append(library)
+    library.define(SCHEMA)
+    for key in ("CPU", "CUDA"):
+        library.impl("fwd", _forward, key)
+
+
+def _version_of(torch_version: str) -> tuple[int, int]:
+    match = re.match(r"(\d+)\.(\d+)", torch_version)
+    return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
+
+
+def configure(mode: str) -> None:
+    """Set what the extension loads at its first launch; nothing is opened here."""
+    ext.configure(config.code_dir, simulator_path(), mode, launch_arch)
+
+
+def load() -> None:
+    """Import the extension and register the op, or set `unavailable`."""
+    global ext, op, source, unavailable
+    try:
+        if _version_of(str(torch.__version__)) < (2, 4):
+            raise RuntimeError("this torch is too old")
+        if _torch.missing:
+            raise RuntimeError("this torch lacks " + ", ".join(_torch.missing))
+        ext = importlib.import_module("flash_attn_rocm._C")
+        configure(config.device)
+        if not config.python_ops and ext.register_ops():
+            registered = "c"
+        else:
+            _register_from_python()
+            registered = "python"
+        torch.library.register_fake("flash_attn_rocm::fwd")(_fake)
+        op = torch.ops.flash_attn_rocm.fwd.default
+        source = registered
+    except Exception as error:  # whatever it is, the user's program must go on
+        unavailable = (
+            f"flash_attn_rocm {__version__} supports torch {SUPPORTED_TORCH}; found "
+            f"{torch.__version__}: {type(error).__name__}: {error}"
+        )
+        logger.warning(
+            "%s. scaled_dot_product_attention stays the stock one.", unavailable
+        )
+
+
+load()

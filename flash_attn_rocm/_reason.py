@@ -1,0 +1,52 @@
+"""Reason codes: why a call ran fused or went to the stock function.
+
+The values are what counters, last_call() and the log show; they stay stable.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Reason(str, Enum):
+    """Why an attention call was answered the way it was."""
+
+    FUSED = "fused"
+    # Switched off, or not usable at all.
+    OFF = "off"  # FLASH_ATTN_ROCM_DEVICE=off
+    UNPATCHED = "unpatched"  # explain() only: patch() is not in force
+    UNAVAILABLE = "unavailable"  # torch or the extension does not fit
+    FLASH_DISABLED = "flash_disabled"  # sdpa_kernel(), enable_flash_sdp(False)
+    # Who is asking.
+    SUBCLASS = "subclass"  # tensor subclass, torch function mode, fx proxy
+    NESTED = "nested"
+    CAUSAL_BIAS = "causal_bias"
+    FUNCTORCH = "functorch"  # vmap, grad, jvp
+    FORWARD_AD = "forward_ad"
+    TRACE = "trace"  # jit.trace, make_fx
+    EXPORT = "export"
+    GRAD = "grad"  # grad mode is on and an input requires grad
+    # What is asked for.
+    ARGUMENT = "argument"  # not understood; the stock function judges it
+    MASK = "mask"
+    DROPOUT = "dropout"
+    SCALE = "scale"  # not finite in float32
+    DTYPE = "dtype"
+    RANK = "rank"  # not 4-D
+    SHAPE = "shape"  # batches or lengths differ
+    HEADS = "heads"  # head counts differ without, or do not divide with, enable_gqa
+    HEAD_DIM = "head_dim"  # unequal, or above the largest kernel
+    EMPTY = "empty"
+    SIZE = "size"  # above a launch limit
+    STRIDE = "stride"  # last dimension not contiguous
+    # Where it should run.
+    DEVICE = "device"  # no kernels for this device, or tensors on several
+    UNTESTED = "untested"  # an AMD GPU without FLASH_ATTN_ROCM_UNTESTED=1
+    CODE_OBJECT = "code_object"  # none for this architecture
+    # It was tried.
+    FAILED = "failed"
+
+    def __str__(self) -> str:
+        return str(self.value)

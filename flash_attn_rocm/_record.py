@@ -1,0 +1,52 @@
+"""What ran: the calling thread's last call and the process's counters.
+
+Kept by the extension, where the op itself writes them (so they are right under
+torch.compile too). Without the extension nothing can run fused, and the
+fallbacks are kept here.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any, Callable
+
+from . import _ops
+
+Record = tuple[str, str, str, str, int, int]
+
+
+class _Recorder:
+    """The extension's recording functions, for a process without it."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._fallbacks: Counter[str] = Counter()
+
+    def record_fallback(self, reason: str) -> None:
+        self._local.record = ("sdpa", "", reason, "", 0, 0)
+        with self._lock:
+            self._fallbacks[reason] += 1
+
+    def last_call(self) -> Record | None:
+        return getattr(self._local, "record", None)
+
+    def counters(self) -> dict[str, Any]:
+        with self._lock:
+            fallback = dict(self._fallbacks)
+        return {"fused": {}, "fallback": fallback, "wave_instructions": 0}
+
+    def reset_counters(self) -> None:
+        with self._lock:
+            self._fallbacks.clear()
+
+
+_recorder: Any = _ops.ext if _ops.ext is not None else _Recorder()
+
+record_fallback: Callable[[str], None] = _recorder.record_fallback
+last_record: Callable[[], Record | None] = _recorder.last_call
+counters: Callable[[], dict[str, Any]] = _recorder.counters
+reset_counters: Callable[[], None] = _recorder.reset_counters

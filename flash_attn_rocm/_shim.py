@@ -1,0 +1,228 @@
+"""patch(): our function in the place of F.scaled_dot_product_attention.
+
+The replacement answers what _eligibility.why_not() lets through and hands every
+other call, arguments untouched, to the stock builtin, so that errors and results
+are stock's. `torch._C._nn` keeps its attribute: nested tensors know the builtin
+by identity.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import _ops
+from ._config import logger
+from ._eligibility import reason_of, route
+from ._reason import Reason
+from ._record import record_fallback
+from ._torch import is_dynamo_compiling, register_builtin, stock_sdpa
+
+NAME = "scaled_dot_product_attention"
+
+original: Callable[..., Tensor] = stock_sdpa
+
+_op: Callable[..., tuple[Tensor, ...]] = _ops.op  # type: ignore[assignment]
+
+
+class _State:
+    """Module state that torch.compile guards on."""
+
+    patched = False
+
+
+_state = _State()
+# route()'s without `run`, so the stock function's.
+_signature = inspect.signature(route)
+_signature = _signature.replace(
+    parameters=list(_signature.parameters.values())[1:], return_annotation=Tensor
+)
+_noted: set[str] = set()
+
+
+def note(reason: Reason, detail: str = "") -> None:
+    """Record a fallback; one log line for each new reason."""
+    code: str = reason._value_
+    record_fallback(code)
+    line = f"{code}: {detail}" if detail else code
+    if line not in _noted:
+        _noted.add(line)
+        if reason is Reason.FAILED:
+            logger.warning("a fused call failed, stock SDPA answered it: %s", detail)
+        else:
+            logger.info("stock SDPA answers calls with reason %r", code)
+
+
+def _causal_bias(*args: Any, **kwargs: Any) -> Tensor:
+    """Do what CausalBias.__torch_function__ does for the stock function.
+
+    It compares the function with F.scaled_dot_product_attention, which is ours
+    now, so the stock function must not be called with such a mask.
+    """
+    bias_type = sys.modules["torch.nn.attention.bias"].CausalBias
+    tensors = _signature.bind(*args, **kwargs).arguments
+    others = [tensors[name] for name in ("query", "key", "value")]
+    if torch.overrides.has_torch_function(others):
+        everyone = (*others, tensors["attn_mask"])
+        result: Tensor = torch.overrides.handle_torch_function(
+            scaled_dot_product_attention, everyone, *args, **kwargs
+        )
+        return result
+    dispatched: Tensor = bias_type._dispatch(*args, **kwargs)
+    return dispatched
+
+
+def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
+    if not _state.patched:
+        return original(*args, **kwargs)
+    if is_dynamo_compiling():  # nothing can be recorded or caught while tracing
+        result = route(_op, *args, **kwargs)
+        if isinstance(result, Reason):
+            return original(*args, **kwargs)
+        return result[0]
+
+    detail = ""
+    try:
+        result = route(_op, *args, **kwargs)
+        if not isinstance(result, Reason):
+            return result[0]
+        reason = result
+    except Exception as error:
+        reason = reason_of(*args, **kwargs)
+        if reason is Reason.FAILED:
+            detail = str(error)
+    note(reason, detail)
+    if reason is Reason.CAUSAL_BIAS:
+        return _causal_bias(*args, **kwargs)
+    return original(*args, **kwargs)
+
+
+scaled_dot_product_attention.__doc__ = original.__doc__
+scaled_dot_product_attention.__signature__ = _signature  # type: ignore[attr-defined]
+
+# --------------------------------------------------------------------------
+# Installing and removing it
+
+_lock = threading.RLock()
+
+
+def _is_scannable(name: str, module: Any) -> bool:
+    """Whether a module's globals may be exchanged: not torch._C's, not ours."""
+    return (
+        isinstance(module, ModuleType)
+        and not name.startswith("torch._C")
+        and not name.startswith("flash_attn_rocm")
+    )
+
+
+def _exchange(old: Any, new: Any) -> None:
+    """Let every module global that is `old`, under any name, be `new`."""
+    for name, module in list(sys.modules.items()):
+        if _is_scannable(name, module):
+            # Not vars(module): that would make lazy modules load themselves.
+            names = object.__getattribute__(module, "__dict__")
+            for key, held in list(names.items()):
+                if held is old:
+                    names[key] = new
+
+
+def _describe(function: Any) -> str:
+    where = getattr(function, "__module__", "?")
+    return f"{where}.{getattr(function, '__qualname__', type(function).__name__)}"
+
+
+def _set_home(module: str) -> None:
+    """Where pickle looks the function up.
+
+    While patched that is torch's own name, so that a pickled model loads in a
+    process without this package too; otherwise the name that always exists.
+    """
+    scaled_dot_product_attention.__module__ = module
+
+
+def patch() -> None:
+    """Let torch.nn.functional.scaled_dot_product_attention run fused where it can.
+
+    Modules that imported the function earlier are served too. May be repeated;
+    one unpatch() undoes any number. Initialises no device.
+
+    Notes:
+        Every module global that holds the stock function is exchanged, under any
+        name; `torch._C._nn.scaled_dot_product_attention` stays what it is.
+        Another library's replacement is left in place, with a warning: calls
+        that it passes on are not ours to judge.
+    """
+    with _lock:
+        if not hasattr(F, NAME):  # before torch 2.0
+            logger.warning("patch: this torch has no F.%s; nothing to replace", NAME)
+            return
+        current = F.scaled_dot_product_attention
+        if _state.patched and current is not original:
+            return
+        if current is original:
+            # torch.jit.script knows builtins by identity; make it know this one.
+            register_builtin(scaled_dot_product_attention, "aten::" + NAME)
+            _exchange(original, scaled_dot_product_attention)
+            _set_home(F.__name__)
+        elif current is not scaled_dot_product_attention:
+            logger.warning(
+                "patch: F.%s is already replaced by %s; it is left in place, and "
+                "calls reach this package only if it passes them on",
+                NAME,
+                _describe(current),
+            )
+        _state.patched = True
+
+
+def unpatch() -> None:
+    """Undo patch(): the same builtin object is back in every place. Repeatable.
+
+    Notes:
+        If another library replaced the function after patch(), its replacement
+        stays, with a warning; a call that it passes on to us goes to the stock
+        function.
+    """
+    with _lock:
+        if not _state.patched:
+            return
+        _state.patched = False
+        current = F.scaled_dot_product_attention
+        if current is not scaled_dot_product_attention and current is not original:
+            logger.warning(
+                "unpatch: F.%s was replaced by %s after patch(); it is left in place",
+                NAME,
+                _describe(current),
+            )
+        # Also those that imported our function while it was installed.
+        _exchange(scaled_dot_product_attention, original)
+        _set_home(__name__)
+
+
+def is_patched() -> bool:
+    """Whether patch() is in force."""
+    return _state.patched
+
+
+@contextmanager
+def patched() -> Iterator[None]:
+    """patch() for a with-block; afterwards the state at entry is back."""
+    before = _state.patched
+    patch()
+    try:
+        yield
+    finally:
+        if before:
+            patch()
+        else:
+            unpatch()

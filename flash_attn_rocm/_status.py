@@ -1,0 +1,209 @@
+"""last_call(), explain(), status(), build_info(): what ran, what would, with what.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _ops, _record, _shim, _simulate
+from ._config import code_objects, config, simulator_path
+from ._eligibility import reason_of, refused_by_op, route
+from ._reason import Reason
+from ._version import __version__
+
+Plan = tuple[str, tuple[int, int, int], str]  # kernel, grid, why
+
+
+@dataclass(frozen=True)
+class LastCall:
+    """What answered the calling thread's last attention call."""
+
+    backend: str  # "hip", "sim", "standin", "null" or "sdpa"
+    kernel: str  # "" if the stock function answered
+    reason: Reason
+    device: str
+    counters: Mapping[str, int]  # wave_instructions and workgroups, if simulated
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a call would do."""
+
+    fused: bool
+    backend: str
+    kernel: str
+    grid: tuple[int, int, int] | None  # workgroups in x, y, z
+    reason: Reason
+    why: str  # one sentence
+
+    def __str__(self) -> str:
+        return self.why
+
+
+_WHY = {
+    Reason.OFF: "FLASH_ATTN_ROCM_DEVICE=off",
+    Reason.UNPATCHED: "patch() is not in force",
+    Reason.FLASH_DISABLED: "flash attention is disabled (for example sdpa_kernel)",
+    Reason.SUBCLASS: "an argument is a tensor subclass, or a torch function mode is on",
+    Reason.NESTED: "an argument is a nested tensor",
+    Reason.CAUSAL_BIAS: "attn_mask is a CausalBias, which dispatches itself",
+    Reason.FUNCTORCH: "a functorch transform (vmap, grad, jvp) is active",
+    Reason.FORWARD_AD: "forward-mode AD is active",
+    Reason.TRACE: "a graph is being traced",
+    Reason.EXPORT: "the call is being exported",
+    Reason.GRAD: "an input requires grad, and the backward is not available yet",
+    Reason.ARGUMENT: "an argument has an unexpected type",
+    Reason.MASK: "attn_mask is given; masks are not supported yet",
+    Reason.DROPOUT: "dropout_p is not 0; dropout is not supported yet",
+    Reason.SCALE: "scale is not finite in float32",
+    Reason.DTYPE: "expected query, key and value in torch.float16",
+    Reason.RANK: "expected 4-D query, key and value",
+    Reason.SHAPE: "batch sizes or key and value lengths differ",
+    Reason.HEADS: "head counts differ (enable_gqa and a multiple are needed)",
+    Reason.HEAD_DIM: "head dims differ or are above the largest kernel's",
+    Reason.EMPTY: "an input is empty",
+    Reason.SIZE: "a size is above a launch limit",
+    Reason.STRIDE: "the last dimension is not contiguous",
+    Reason.DEVICE: "nothing here runs kernels for these devices",
+    Reason.UNTESTED: "an AMD GPU needs FLASH_ATTN_ROCM_UNTESTED=1",
+    Reason.CODE_OBJECT: "no code object for this architecture",
+}
+
+
+def _as_reason(code: str) -> Reason:
+    return Reason(code) if code else Reason.FUSED
+
+
+def last_call() -> LastCall | None:
+    """The calling thread's last attention call through this package, if any."""
+    record = _record.last_record()
+    if record is None:
+        return None
+    backend, kernel, reason, device, instructions, workgroups = record
+    return LastCall(
+        backend=backend,
+        kernel=kernel,
+        reason=_as_reason(reason) if backend == "sdpa" else Reason.FUSED,
+        device=device,
+        counters={"wave_instructions": instructions, "workgroups": workgroups},
+    )
+
+
+def _backend_for(query: Tensor) -> str:
+    if query.is_cpu:
+        return "sim"
+    return "standin" if config.device == "standin" else "hip"
+
+
+def explain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Explanation:
+    """Say what scaled_dot_product_attention would do with these arguments.
+
+    Runs nothing. The answer holds for the current context (simulate(), autocast,
+    grad mode, sdpa_kernel()), whether or not patch() is in force.
+
+    Args:
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa: as
+            for torch.nn.functional.scaled_dot_product_attention.
+
+    Returns:
+        An Explanation: kernel and grid, or the reason for the stock function.
+    """
+    call = (query, key, value, attn_mask, dropout_p, is_causal)
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+    try:
+        answer = route(_plan, *call, **options)
+    except Exception as error:
+        answer = reason_of(*call, **options)
+        if answer is Reason.FAILED:
+            return Explanation(False, "sdpa", "", None, answer, str(error))
+    if isinstance(answer, Reason):
+        return Explanation(False, "sdpa", "", None, answer, _why(answer))
+    kernel, grid, why = answer
+    return Explanation(True, _backend_for(query), kernel, grid, Reason.FUSED, why)
+
+
+def _plan(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Plan | Reason:
+    """What the op would launch for these arguments of it."""
+    reason = refused_by_op(q, k, v)
+    if reason is not None:
+        return reason
+    align = 16
+    while any(t.data_ptr() % align for t in (q, k, v)):
+        align //= 2
+    scale, causal = rest[6], rest[9]
+    sizes = [part for t in (q, k, v) for part in (tuple(t.shape), t.stride())]
+    plan: Plan = _ops.ext.plan(_ops.dtype_code(q.dtype), align, *sizes, scale, causal)
+    return plan
+
+
+def _why(reason: Reason) -> str:
+    if reason is Reason.UNAVAILABLE and _ops.unavailable:
+        return _ops.unavailable
+    if reason is Reason.CODE_OBJECT and _simulate.default_missing:
+        return _simulate.default_missing
+    return _WHY[reason]
+
+
+def status() -> dict[str, Any]:
+    """What is in force and what ran so far, as plain data.
+
+    Returns:
+        A dictionary: version, torch, hip, patched, device (the mode),
+        simulated (architecture of this context or None), ops ("c", "python" or
+        None), unavailable (why there are no ops, or None), code_dir,
+        code_objects, simulator (path or None), and counters: fused calls by
+        kernel, fallbacks by reason, wave instructions.
+    """
+    simulator = simulator_path()
+    return {
+        "version": __version__,
+        "torch": str(torch.__version__),
+        "hip": torch.version.hip,
+        "patched": _shim.is_patched(),
+        "device": config.device,
+        "simulated": _simulate.current_arch(),
+        "ops": _ops.source,
+        "unavailable": _ops.unavailable,
+        "code_dir": config.code_dir,
+        "code_objects": sorted(code_objects(config.code_dir).values()),
+        "simulator": simulator if os.path.isfile(simulator) else None,
+        "counters": _record.counters(),
+    }
+
+
+def build_info() -> dict[str, Any]:
+    """How the package was built.
+
+    Returns:
+        A dictionary: version, extension (what csrc/python says of itself, None
+        if it cannot be imported) and kernels (the kernel build's manifest:
+        compiler, source hash and resources by architecture).
+    """
+    try:
+        with open(
+            os.path.join(config.code_dir, "manifest.json"), encoding="utf-8"
+        ) as file:
+            kernels = json.load(file)
+    except (OSError, ValueError):
+        kernels = {}
+    extension = _ops.ext.build_info() if _ops.ext is not None else None
+    return {"version": __version__, "extension": extension, "kernels": kernels}

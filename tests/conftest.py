@@ -1,0 +1,39 @@
+"""Fixtures, and the path by which tests find `helpers`.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import flash_attn_rocm as fa
+
+
+@pytest.fixture
+def patched():
+    """scaled_dot_product_attention is ours while the test runs."""
+    with fa.patched():
+        yield
+
+
+@pytest.fixture
+def simulated():
+    """CPU tensors go to the simulated gfx906 while the test runs."""
+    from helpers import ARCH, why_no_simulator
+
+    missing = why_no_simulator()
+    if missing is not None:
+        pytest.skip(f"no simulator: {missing}")
+    with fa.simulate(ARCH):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def stock_after_each_test():
+    """A test that leaves the function replaced must not disturb the next one."""
+    yield
+    fa.unpatch()

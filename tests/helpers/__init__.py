@@ -1,0 +1,211 @@
+"""What several test files need: the float64 reference, the error measure, canaries.
+
+Error measure: the Frobenius norm of the error over that of the reference, at most
+twice the same figure of PyTorch's math path in the same dtype, or below a floor of
+2 ulp of the dtype at the tensor's largest value where the math path is exact.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import flash_attn_rocm as fa
+from flash_attn_rocm import _ops, _simulate
+
+ROOT = Path(__file__).resolve().parents[2]
+ARCH = "gfx906"
+CANARY = -12345.0  # exact in float16 to a multiple of 8; compared as bits
+GUARD = 256  # canary elements on each side of an output
+
+NONE, TOP_LEFT, BOTTOM_RIGHT = 0, 1, 2
+
+
+def builtin():
+    """The stock function itself; patch() would exchange a global that holds it."""
+    return torch._C._nn.scaled_dot_product_attention
+
+
+def stock_sdpa(*args, **kwargs):
+    """The stock function, whatever is patched."""
+    return builtin()(*args, **kwargs)
+
+
+def why_no_simulator():
+    """Why nothing can be simulated here, or None."""
+    return _ops.unavailable or _simulate.missing_for(ARCH)
+
+
+needs_simulator = pytest.mark.skipif(
+    why_no_simulator() is not None, reason=f"no simulator: {why_no_simulator()}"
+)
+needs_extension = pytest.mark.skipif(
+    _ops.op is None, reason=f"no extension: {_ops.unavailable}"
+)
+
+
+def qkv(
+    batch,
+    heads,
+    length,
+    dim,
+    *,
+    heads_k=None,
+    length_k=None,
+    dtype=torch.float16,
+    seed=0,
+):
+    """Seeded normal q, k, v of shape (B, H, S, D)."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (batch, heads, length, dim)
+    shape_k = (batch, heads_k or heads, length_k or length, dim)
+    shapes = (shape, shape_k, shape_k)
+    return tuple(torch.randn(s, generator=generator).to(dtype) for s in shapes)
+
+
+def visible(length, length_k, causal):
+    """Boolean (Sq, Sk): whether query i sees key j."""
+    if causal == NONE:
+        return torch.ones(length, length_k, dtype=torch.bool)
+    shift = length_k - length if causal == BOTTOM_RIGHT else 0
+    return torch.ones(length, length_k, dtype=torch.bool).tril(shift)
+
+
+def fp64_attention(q, k, v, scale=None, causal=NONE):
+    """(out, lse) in float64; a row that sees no key is 0 with lse -inf."""
+    q, k, v = (t.detach().double() for t in (q, k, v))
+    group = q.size(1) // k.size(1)
+    k, v = (t.repeat_interleave(group, 1) for t in (k, v))
+    scale = q.size(-1) ** -0.5 if scale is None else scale
+    scores = (q @ k.transpose(-1, -2)) * scale
+    scores = scores.masked_fill(
+        ~visible(q.size(2), k.size(2), causal).to(q.device), -math.inf
+    )
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse.unsqueeze(-1)).exp()
+    weights = torch.where(lse.unsqueeze(-1) == -math.inf, 0.0, weights)
+    return weights @ v, lse
+
+
+def math_attention(q, k, v, scale=None, causal=NONE):
+    """PyTorch's math path in the inputs' dtype: the yardstick."""
+    group = q.size(1) // k.size(1)
+    k, v = (t.repeat_interleave(group, 1) for t in (k, v))
+    mask = None
+    if causal != NONE:
+        mask = visible(q.size(2), k.size(2), causal).to(q.device)
+    with sdpa_kernel(SDPBackend.MATH):
+        out = stock_sdpa(q, k, v, attn_mask=mask, scale=scale)
+    return out.nan_to_num(0.0)  # rows without a key were NaN before torch 2.5
+
+
+def relative_error(x, reference):
+    """||x - reference|| / ||reference||; the absolute norm for a zero reference."""
+    error = (x.double() - reference).norm()
+    size = reference.norm()
+    return float(error / size) if size > 0 else float(error)
+
+
+def error_ratio(out, q, k, v, scale=None, causal=NONE):
+    """Error of `out` in units of what is allowed; pass if at most 1.
+
+    Allowed is twice the math path's error, or 2 ulp at the largest value.
+    """
+    assert torch.isfinite(out).all()
+    reference, _ = fp64_attention(q, k, v, scale, causal)
+    yardstick = relative_error(math_attention(q, k, v, scale, causal), reference)
+    largest = float(reference.abs().max())
+    floor = 2 * torch.finfo(out.dtype).eps * 2 ** math.floor(math.log2(largest or 1.0))
+    worst = float((out.double() - reference).abs().max())
+    if worst <= floor:
+        return 0.0
+    return relative_error(out, reference) / max(2 * yardstick, 1e-30)
+
+
+def lse_bound(q, k, lse, scale=None):
+    """Per-element bound on the error of the log-sum-exp (B, H, Sq)."""
+    group = q.size(1) // k.size(1)
+    scale = q.size(-1) ** -0.5 if scale is None else scale
+    k = k.double().abs().repeat_interleave(group, 1)
+    products = (q.double().abs() @ k.transpose(-1, -2)).amax(-1) * abs(scale)
+    finite = torch.where(torch.isfinite(lse), lse.abs(), 0.0)
+    return 1e-5 + 5e-7 * torch.maximum(finite, products)
+
+
+def guarded(shape, dtype, order=None, device="cpu"):
+    """A tensor inside a larger buffer of canaries.
+
+    Returns (tensor, check): check() fails if anything around the tensor was
+    written. `order` lists the dimensions from the slowest to the fastest.
+    """
+    order = order or range(len(shape))
+    count = math.prod(shape)
+    buffer = torch.full((count + 2 * GUARD,), CANARY, dtype=dtype, device=device)
+    inner = buffer[GUARD : GUARD + count].view([shape[d] for d in order])
+    back = sorted(range(len(shape)), key=lambda i: list(order)[i])
+    before = buffer.clone()
+
+    def check():
+        assert torch.equal(buffer[:GUARD], before[:GUARD]), "written below"
+        assert torch.equal(buffer[GUARD + count :], before[:GUARD]), "written above"
+
+    return inner.permute(back), check
+
+
+def run_forward(q, k, v, out, lse, scale=None, causal=NONE):
+    """The forward's C entry, into outputs that the caller owns.
+
+    CPU tensors go to the simulator, others to the device they lie on.
+    """
+    scale = q.size(-1) ** -0.5 if scale is None else scale
+    tensors = (q, k, v, out, lse)
+    sizes = [part for t in (q, k, v) for part in (tuple(t.shape), t.stride())]
+    on_gpu = q.is_cuda
+    _ops.ext.forward(
+        int(on_gpu),
+        q.device.index if on_gpu else 0,
+        torch.cuda.current_stream(q.device).cuda_stream if on_gpu else 0,
+        None if on_gpu else ARCH,
+        _ops.dtype_code(q.dtype),
+        *(t.data_ptr() for t in tensors),
+        *sizes,
+        out.stride(),
+        scale,
+        causal,
+    )
+
+
+def fused(function, *args, **kwargs):
+    """function(...) on the simulator; fails unless the call ran fused."""
+    with fa.simulate(ARCH):
+        result = function(*args, **kwargs)
+    call = fa.last_call()
+    assert call is not None and call.backend == "sim", call
+    return result
+
+
+def run_python(code, *args, env=None, timeout=300):
+    """A fresh interpreter running `code`; fails with its stderr if it fails."""
+    environ = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("FLASH_ATTN_ROCM_", "HIPSIM_"))
+    }
+    environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    environ.update(env or {})
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done

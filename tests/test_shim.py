@@ -1,0 +1,535 @@
+"""patch() and the replaced scaled_dot_product_attention: meaning, life cycle, records.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+import copy
+import importlib
+import inspect
+import io
+import logging
+import pickle
+import sys
+import threading
+import types
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import (
+    NONE,
+    TOP_LEFT,
+    builtin,
+    error_ratio,
+    fp64_attention,
+    qkv,
+    run_python,
+    stock_sdpa,
+)
+
+import flash_attn_rocm as fa
+from flash_attn_rocm import Reason, _shim
+
+
+def assert_fused(kernel="fa_fwd_f16"):
+    call = fa.last_call()
+    assert call is not None and call.backend == "sim", call
+    assert call.kernel.startswith(kernel) and call.reason is Reason.FUSED
+    return call
+
+
+def assert_stock(reason):
+    call = fa.last_call()
+    assert call is not None and (call.backend, call.kernel) == ("sdpa", ""), call
+    assert call.reason is reason, call
+
+
+# ---------------------------------------------------------------- what it computes
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [None, 0.5, 1, -0.25, 0.0])
+def test_causal_is_top_left_and_scale_is_free(patched, simulated, causal, scale):
+    q, k, v = qkv(2, 2, 9, 32, length_k=21)
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+    assert_fused()
+    which = TOP_LEFT if causal else NONE
+    assert error_ratio(out, q, k, v, scale, which) <= 1  # observed up to 0.6
+
+
+def test_more_queries_than_keys_keep_top_left_alignment(patched, simulated):
+    q, k, v = qkv(1, 2, 20, 16, length_k=3)
+    out = F.scaled_dot_product_attention(q, k, v, None, 0.0, True)
+    assert_fused()
+    assert error_ratio(out, q, k, v, causal=TOP_LEFT) <= 1
+    assert torch.equal(out[:, :, 0], v[:, :, 0])
+
+
+@pytest.mark.parametrize("heads, heads_k", [(4, 2), (6, 1), (3, 3)])
+def test_grouped_heads_equal_repeated_heads(patched, simulated, heads, heads_k):
+    q, k, v = qkv(2, heads, 7, 24, heads_k=heads_k, length_k=11)
+    grouped = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    assert_fused()
+    k, v = (t.repeat_interleave(heads // heads_k, 1) for t in (k, v))
+    assert torch.equal(grouped, F.scaled_dot_product_attention(q, k, v))
+    assert_fused()
+
+
+def test_arguments_may_come_by_name(patched, simulated):
+    q, k, v = qkv(1, 1, 5, 8)
+    by_name = F.scaled_dot_product_attention(
+        value=v, key=k, query=q, is_causal=True, dropout_p=0.0, attn_mask=None
+    )
+    assert_fused()
+    assert torch.equal(by_name, F.scaled_dot_product_attention(q, k, v, None, 0, True))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)])
+def test_output_is_dense_in_the_order_of_the_query(patched, simulated, order):
+    q, k, v = qkv(2, 3, 5, 16)
+    back = [order.index(d) for d in range(4)]
+    q = q.permute(order).contiguous().permute(back)
+    out = F.scaled_dot_product_attention(q, k, v)
+    assert_fused()
+    assert out.stride() == torch.empty_like(q).stride() == q.stride()
+    # What models do after a transposed projection.
+    if order == (0, 2, 1, 3):
+        out.transpose(1, 2).view(2, 5, 48)
+
+
+@pytest.mark.parametrize("which", ["q", "k", "v", "kv", "qkv"])
+def test_operands_may_be_strided_in_any_way(patched, simulated, which):
+    tensors = dict(zip("qkv", qkv(2, 3, 10, 16)))
+    for name in which:
+        wide = torch.zeros(2, 10, 3, 40, dtype=torch.float16)
+        wide[..., 8:24] = tensors[name].transpose(1, 2)
+        tensors[name] = wide[..., 8:24].transpose(1, 2)
+    q, k, v = tensors.values()
+    out = F.scaled_dot_product_attention(q, k, v)
+    assert_fused()
+    assert error_ratio(out, q, k, v) <= 1
+
+
+def test_broadcast_strides_run_without_a_copy(patched, simulated):
+    q, _, _ = qkv(2, 4, 6, 16)
+    k, v = (t.expand(2, 4, 9, 16) for t in qkv(1, 1, 9, 16, seed=1)[:2])
+    out = F.scaled_dot_product_attention(q, k, v)
+    assert_fused()
+    assert error_ratio(out, q, k, v) <= 1
+
+
+def test_head_dim_of_one_needs_no_unit_stride(patched, simulated):
+    q, k, v = (t[..., ::2] for t in qkv(1, 2, 6, 2))
+    assert q.shape[3] == 1 and q.stride(3) == 2
+    out = F.scaled_dot_product_attention(q, k, v)
+    assert_fused()
+    assert error_ratio(out, q, k, v) <= 1
+
+
+@pytest.mark.parametrize("negative", ["q", "k", "v"])
+def test_lazy_negation_is_resolved(patched, simulated, negative):
+    tensors = dict(zip("qkv", qkv(1, 2, 6, 16)))
+    plain = F.scaled_dot_product_attention(*tensors.values())
+    tensors[negative] = torch._neg_view(-tensors[negative])
+    assert tensors[negative].is_neg()
+    assert torch.equal(F.scaled_dot_product_attention(*tensors.values()), plain)
+    assert_fused()
+
+
+def test_inference_mode(patched, simulated):
+    with torch.inference_mode():
+        q, k, v = qkv(1, 2, 6, 16)
+        out = F.scaled_dot_product_attention(q, k, v)
+        assert_fused()
+        assert out.is_inference()
+    assert error_ratio(out.clone(), q, k, v) <= 1
+
+
+def test_no_grad_runs_parameters(patched, simulated):
+    q, k, v = (torch.nn.Parameter(t) for t in qkv(1, 2, 6, 16))
+    with torch.no_grad():
+        out = F.scaled_dot_product_attention(q, k, v)
+    assert_fused()
+    assert not out.requires_grad
+
+
+def test_autocast_casts_like_the_stock_function(patched, simulated):
+    q, k, v = qkv(1, 2, 6, 16, dtype=torch.float32)
+    with torch.autocast("cpu", torch.float16):
+        out = F.scaled_dot_product_attention(q, k.half(), v.bfloat16())
+        assert_fused()
+        stock = stock_sdpa(q, k.half(), v.bfloat16())
+        halves = [t.half() for t in (q, k, v.bfloat16())]
+        assert out.dtype == stock.dtype == torch.float16
+        assert error_ratio(out, *halves) <= 1
+        F.scaled_dot_product_attention(q.double(), k.double(), v.double())
+        assert_stock(Reason.DTYPE)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = F.scaled_dot_product_attention(*halves)
+        assert_stock(Reason.DTYPE)
+        assert out.dtype == torch.bfloat16
+        with torch.autocast("cpu", enabled=False):
+            F.scaled_dot_product_attention(*halves)
+            assert_fused()
+
+
+def test_kernels_on_many_threads_agree(patched, simulated):
+    q, k, v = qkv(1, 2, 33, 16)
+    want = F.scaled_dot_product_attention(q, k, v)
+    results = []
+
+    def work():
+        with fa.simulate():
+            for _ in range(3):
+                out = F.scaled_dot_product_attention(q, k, v)
+                results.append((out, fa.last_call().backend))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 12
+    assert all(torch.equal(out, want) and b == "sim" for out, b in results)
+
+
+def test_multi_head_attention_module_runs_fused(patched, simulated):
+    torch.manual_seed(0)
+    module = torch.nn.MultiheadAttention(32, 2, batch_first=True).half()
+    x = torch.randn(2, 7, 32).half()
+    fa.unpatch()
+    with torch.no_grad():
+        want = module.train()(x, x, x, need_weights=False)[0]
+        fa.patch()
+        got = module(x, x, x, need_weights=False)[0]
+    assert_fused()
+    torch.testing.assert_close(got, want, atol=2e-3, rtol=2e-2)
+
+
+# ------------------------------------------------------------------- life cycle
+
+
+def test_name_signature_and_documentation_are_the_stock_ones():
+    with fa.patched():
+        function = F.scaled_dot_product_attention
+    assert function is not builtin()
+    assert function.__name__ == builtin().__name__ == "scaled_dot_product_attention"
+    assert function.__doc__ == builtin().__doc__
+    parameters = inspect.signature(function).parameters
+    assert list(parameters) == [
+        *("query", "key", "value", "attn_mask", "dropout_p", "is_causal"),
+        *("scale", "enable_gqa"),
+    ]
+    assert parameters["scale"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert parameters["dropout_p"].default == 0.0
+
+
+def test_many_patches_one_unpatch():
+    for _ in range(2000):
+        fa.patch()
+    assert F.scaled_dot_product_attention is _shim.scaled_dot_product_attention
+    fa.unpatch()
+    assert F.scaled_dot_product_attention is builtin()
+    fa.unpatch()
+    assert F.scaled_dot_product_attention is builtin()
+
+
+def test_the_builtin_stays_where_nested_tensors_look_for_it(patched):
+    assert torch._C._nn.scaled_dot_product_attention is builtin()
+
+
+def test_patched_restores_the_state_at_entry():
+    with fa.patched():
+        assert F.scaled_dot_product_attention is not builtin()
+        with fa.patched():
+            fa.unpatch()
+        assert F.scaled_dot_product_attention is not builtin()
+    assert F.scaled_dot_product_attention is builtin()
+    with pytest.raises(KeyError), fa.patched():
+        raise KeyError
+    assert F.scaled_dot_product_attention is builtin()
+
+
+def test_names_imported_earlier_are_exchanged_and_restored(monkeypatch):
+    early = types.ModuleType("imported_early")
+    early.attend = builtin()
+    early.table = {"sdpa": builtin()}
+    monkeypatch.setitem(sys.modules, "imported_early", early)
+    late = types.ModuleType("imported_late")
+    monkeypatch.setitem(sys.modules, "imported_late", late)
+    with fa.patched():
+        assert early.attend is F.scaled_dot_product_attention
+        assert early.table["sdpa"] is builtin()  # only module globals
+        late.sdpa = F.scaled_dot_product_attention
+    assert early.attend is late.sdpa is builtin()
+
+
+def test_lazy_modules_are_not_loaded_by_patch(monkeypatch):
+    class Lazy(types.ModuleType):
+        def __getattribute__(self, name):
+            raise AssertionError(f"loaded by reading {name}")
+
+    monkeypatch.setitem(sys.modules, "lazy_module", Lazy("lazy_module"))
+    with fa.patched():
+        pass
+
+
+def test_a_held_function_is_the_stock_one_after_unpatch(simulated):
+    with fa.patched():
+        held = F.scaled_dot_product_attention
+    q, k, v = qkv(1, 1, 4, 8)
+    before = fa.status()["counters"]
+    assert torch.equal(held(q, k, v), stock_sdpa(q, k, v))
+    assert fa.status()["counters"] == before
+
+
+def test_a_later_replacement_survives_unpatch(monkeypatch, caplog):
+    fa.patch()
+    ours = F.scaled_dot_product_attention
+
+    def theirs(*args, **kwargs):
+        return ours(*args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", theirs)
+    with caplog.at_level(logging.WARNING, "flash_attn_rocm"):
+        fa.unpatch()
+    assert F.scaled_dot_product_attention is theirs
+    assert "theirs" in caplog.text
+    q, k, v = qkv(1, 1, 4, 8)
+    assert torch.equal(theirs(q, k, v), stock_sdpa(q, k, v))
+    monkeypatch.undo()
+    F.scaled_dot_product_attention = builtin()
+
+
+def test_an_earlier_replacement_is_left_in_place(monkeypatch, caplog):
+    def theirs(*args, **kwargs):
+        return stock_sdpa(*args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", theirs)
+    with caplog.at_level(logging.WARNING, "flash_attn_rocm"):
+        fa.patch()
+    assert F.scaled_dot_product_attention is theirs
+    assert "theirs" in caplog.text
+    monkeypatch.undo()
+    fa.patch()  # now there is something to replace
+    assert F.scaled_dot_product_attention is _shim.scaled_dot_product_attention
+    fa.unpatch()
+    assert F.scaled_dot_product_attention is builtin()
+
+
+def test_patch_from_many_threads_ends_in_one_state():
+    def work():
+        for _ in range(5):
+            fa.patch()
+            fa.unpatch()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert F.scaled_dot_product_attention is builtin()
+    assert not fa.status()["patched"]
+
+
+def test_autopatch_patches():
+    importlib.import_module("flash_attn_rocm.autopatch")
+    importlib.reload(sys.modules["flash_attn_rocm.autopatch"])
+    assert fa.status()["patched"]
+
+
+class Block(torch.nn.Module):
+    """A model that holds the function, as some do."""
+
+    def __init__(self):
+        super().__init__()
+        self.attend = F.scaled_dot_product_attention
+
+    def forward(self, x):
+        return self.attend(x, x, x, is_causal=True)
+
+
+def through_file(model):
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    return torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)
+
+
+@pytest.mark.parametrize(
+    "clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), through_file]
+)
+def test_models_that_hold_the_function_can_be_copied(clone):
+    x = torch.randn(1, 2, 5, 8)
+    with fa.patched():
+        model = Block()
+        assert torch.equal(clone(model)(x), model(x))
+    assert torch.equal(clone(model)(x), model(x))  # also while unpatched
+
+
+def test_a_model_pickled_while_patched_loads_without_the_package(tmp_path):
+    with fa.patched():
+        (tmp_path / "f.pickle").write_bytes(
+            pickle.dumps(F.scaled_dot_product_attention)
+        )
+    code = """
+import pickle, sys, torch
+f = pickle.load(open(sys.argv[1], "rb"))
+assert f is torch.nn.functional.scaled_dot_product_attention
+assert "flash_attn_rocm" not in sys.modules
+"""
+    run_python(code, str(tmp_path / "f.pickle"))
+
+
+def test_import_and_patch_initialise_no_device():
+    code = """
+import torch, flash_attn_rocm
+stock, F = torch._C._nn, torch.nn.functional
+same = F.scaled_dot_product_attention is stock.scaled_dot_product_attention
+assert same, "the import replaces the function"
+flash_attn_rocm.patch()
+same = F.scaled_dot_product_attention is stock.scaled_dot_product_attention
+assert not same, "patch() does not"
+assert not torch.cuda.is_initialized()
+import sys
+assert "torch._dynamo" not in sys.modules, "the import became slow"
+"""
+    run_python(code)
+
+
+# ------------------------------------------------------------- records and words
+
+
+def test_last_call_is_kept_by_thread(patched, simulated):
+    q, k, v = qkv(1, 2, 4, 8)
+    F.scaled_dot_product_attention(q, k, v)
+    call = assert_fused()
+    assert call.counters["wave_instructions"] > 0 and call.counters["workgroups"] == 2
+    with pytest.raises(AttributeError):
+        call.kernel = "other"
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(fa.last_call()))
+    thread.start()
+    thread.join()
+    assert seen == [None]
+
+
+def test_counters_add_up(patched, simulated):
+    before = fa.status()["counters"]
+    q, k, v = qkv(1, 1, 4, 8)
+    for _ in range(3):
+        F.scaled_dot_product_attention(q, k, v)
+    kernel = fa.last_call().kernel
+    for _ in range(2):
+        F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+    after = fa.status()["counters"]
+    assert after["fused"][kernel] - before["fused"].get(kernel, 0) == 3
+    assert after["fallback"]["dropout"] - before["fallback"].get("dropout", 0) == 2
+    assert after["wave_instructions"] > before["wave_instructions"]
+
+
+def test_each_reason_is_logged_once(patched, simulated, caplog, monkeypatch):
+    monkeypatch.setattr(_shim, "_noted", set())
+    q, k, v = qkv(1, 1, 4, 8)
+    with caplog.at_level(logging.INFO, "flash_attn_rocm"):
+        for _ in range(3):
+            F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+            F.scaled_dot_product_attention(q.float(), k.float(), v.float())
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2 and "dropout" in lines[0] and "dtype" in lines[1]
+
+
+def test_a_failing_launch_is_answered_by_stock(patched, simulated, caplog, monkeypatch):
+    def broken(*args):
+        raise RuntimeError("launch failed: no such luck")
+
+    monkeypatch.setattr(_shim, "_noted", set())
+    monkeypatch.setattr(_shim, "_op", broken)
+    q, k, v = qkv(1, 1, 4, 8)
+    with caplog.at_level(logging.INFO, "flash_attn_rocm"):
+        for _ in range(2):
+            out = F.scaled_dot_product_attention(q, k, v)
+    assert_stock(Reason.FAILED)
+    assert torch.equal(out, stock_sdpa(q, k, v))
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert "no such luck" in caplog.text
+
+
+def test_explain_names_kernel_and_grid_and_runs_nothing(simulated):
+    q, k, v = qkv(2, 3, 130, 40)
+    before = fa.last_call()
+    told = fa.explain(q, k, v, is_causal=True)
+    assert fa.last_call() == before
+    assert told.fused and told.backend == "sim" and told.reason is Reason.FUSED
+    assert sorted(told.grid) == [2, 2, 3]  # tiles of 128 rows, batches, heads
+    with fa.patched():
+        F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert fa.last_call().kernel == told.kernel
+    assert str(told) == told.why != ""
+
+
+def test_explain_gives_the_reason_that_a_call_would_record(patched, simulated):
+    q, k, v = qkv(1, 2, 4, 8)
+    calls = [
+        ((q.float(), k, v), {}, Reason.DTYPE),
+        ((q, k, v.float()), {}, Reason.DTYPE),
+        ((q, k, v, torch.ones(4, 4, dtype=torch.bool)), {}, Reason.MASK),
+        ((q, k, v), {"dropout_p": 0.1}, Reason.DROPOUT),
+        ((q[0], k[0], v[0]), {}, Reason.RANK),
+        ((q.mT, k.mT, v.mT), {}, Reason.STRIDE),
+        ((None, k, v), {}, Reason.ARGUMENT),
+    ]
+    for args, kwargs, reason in calls:
+        told = fa.explain(*args, **kwargs)
+        assert not told.fused and told.backend == "sdpa" and told.reason is reason
+        assert told.why
+
+
+def test_status_and_build_info_are_plain_data():
+    status = fa.status()
+    assert status["version"] == fa.__version__ == fa.build_info()["version"]
+    assert status["torch"] == torch.__version__
+    assert status["ops"] in ("c", "python")
+    assert set(status["counters"]) == {"fused", "fallback", "wave_instructions"}
+    variants = fa.build_info()["extension"]["variants"]
+    assert "fa_fwd_f16_d64_plain" in variants
+
+
+def test_every_reason_has_a_sentence():
+    from flash_attn_rocm._status import _why
+
+    for reason in Reason:
+        if reason not in (Reason.FUSED, Reason.FAILED, Reason.UNAVAILABLE):
+            assert _why(reason)
+        assert str(reason) == reason.value
+
+
+def test_simulate_is_for_this_context_only(simulated):
+    q, k, v = qkv(1, 1, 4, 8)
+    assert fa.explain(q, k, v).fused
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(fa.explain(q, k, v).reason))
+    thread.start()
+    thread.join()
+    assert seen == [Reason.DEVICE]
+
+
+def test_simulate_nests_and_restores():
+    from helpers import needs_simulator
+
+    if needs_simulator.args[0]:
+        pytest.skip(needs_simulator.kwargs["reason"])
+    assert fa.status()["simulated"] is None
+    with fa.simulate("gfx906"):
+        with fa.simulate("gfx906"):
+            assert fa.status()["simulated"] == "gfx906"
+        assert fa.status()["simulated"] == "gfx906"
+    assert fa.status()["simulated"] is None
+
+
+def test_equal_scores_give_the_mean_of_the_values(patched, simulated):
+    q = torch.zeros(1, 1, 3, 16, dtype=torch.float16)
+    _, k, v = qkv(1, 1, 70, 16)
+    out = F.scaled_dot_product_attention(q, k, v)
+    assert_fused()
+    want, _ = fp64_attention(q, k, v)
+    assert (out.double() - want).abs().max() < 2e-4  # observed 6e-5
