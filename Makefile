@@ -1,0 +1,90 @@
+# Every task of the repository; `make help` lists them.
+# SPDX-License-Identifier: BSD-3-Clause
+
+PYTHON ?= python3
+VENV   ?= .venv
+JOBS   ?= $(shell nproc)
+PY     := $(VENV)/bin/python
+READY  := $(VENV)/.ready
+DEMO   ?=
+TESTS  ?= tests
+
+.PHONY: help demo test ctest build kernels standin bench-sim bench-overhead \
+        bench-accuracy lint format clean distclean
+
+help:
+	@echo 'make demo            a GPT on the simulated gfx906 beside stock attention'
+	@echo 'make test            C and Python tests (FA_TEST=full: the slow ones too)'
+	@echo 'make ctest           C tests of the host layer (FA_SANITIZE=address,undefined)'
+	@echo 'make build           extension, simulator and kernels into the source tree'
+	@echo 'make kernels         kernels and their table (FA_ARCHS="gfx906;gfx1100" or all)'
+	@echo 'make standin         the same kernels through nvcc for NVIDIA cards'
+	@echo 'make bench-sim       speed of the simulator; also bench-overhead, bench-accuracy'
+	@echo 'make lint, format    clang-format, ruff, mypy, hadolint'
+	@echo 'make clean           remove what was built; distclean: and $(VENV)'
+	@echo
+	@echo 'PYTHON=python3.12    the Python to use; a torch >= 2.4 in it is reused'
+	@echo 'TORCH_INDEX_URL=URL  where a CPU build of torch comes from otherwise'
+	@echo 'DEMO="--quick"       options for the demo; TESTS=tests/test_x.py one test file'
+
+# Set-up runs again only if it changed itself.
+$(READY): scripts/bootstrap.py requirements-dev.txt
+	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)
+	@touch $@
+
+# The editable install makes the packages importable and brings `hipsim`; from
+# then on build_ext compiles what changed.
+$(VENV)/.installed: $(READY) pyproject.toml
+	@$(PY) -m pip install -q --disable-pip-version-check --no-deps \
+	    --no-build-isolation -e .
+	@touch $@
+
+build: $(VENV)/.installed
+	@mkdir -p build
+	@$(PY) setup.py -q build_ext --inplace
+
+demo: build
+	@$(PY) examples/demo.py $(DEMO)
+
+# One simulator thread per test process: the processes use the cores already.
+test: build ctest
+	@OMP_NUM_THREADS=1 HIPSIM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) $(TESTS)
+
+ctest: build
+	@$(MAKE) --no-print-directory -C tests/c
+
+kernels: build
+	@$(PY) -m build_support.code_objects --out flash_attn_rocm/_code
+
+standin: $(READY)
+	@$(PY) -m build_support.code_objects --standin --out flash_attn_rocm/_code
+
+bench-sim: build
+	@$(PY) benchmarks/sim_speed.py
+
+bench-overhead: build
+	@$(PY) benchmarks/overhead.py
+
+bench-accuracy: build
+	@$(PY) benchmarks/accuracy.py
+
+C_FILES := $(shell find csrc tests -name '*.[ch]') $(wildcard csrc/kernels/*.hip)
+
+lint: $(READY)
+	@$(VENV)/bin/clang-format --dry-run -Werror $(C_FILES)
+	@$(VENV)/bin/ruff check -q .
+	@$(VENV)/bin/ruff format -q --check .
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/hadolint Dockerfile
+
+format: $(READY)
+	@$(VENV)/bin/clang-format -i $(C_FILES)
+	@$(VENV)/bin/ruff check -q --fix .
+	@$(VENV)/bin/ruff format -q .
+
+clean:
+	rm -rf build dist *.egg-info flash_attn_rocm/_code
+	rm -f flash_attn_rocm/*.so hipsim/*.so
+
+distclean: clean
+	rm -rf $(VENV)

@@ -1,0 +1,70 @@
+"""What the benchmarks share: attention in fp64, medians, the machine's name.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import flash_attn_rocm
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def qkv(
+    heads: int, length: int, head_dim: int, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normal q, k, v of shape (1, heads, length, head_dim) in fp16."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (3, 1, heads, length, head_dim)
+    q, k, v = torch.randn(shape, generator=generator).half().unbind(0)
+    return q, k, v
+
+
+def attention_fp64(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    scores = q.double() @ k.double().transpose(-1, -2) * q.shape[-1] ** -0.5
+    if causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        scores = scores.masked_fill(~seen, float("-inf"))
+    return scores.softmax(-1) @ v.double()
+
+
+def relative_error(x: Tensor, reference: Tensor) -> float:
+    """||x - reference|| / ||reference|| over the whole tensor."""
+    return float((x.double() - reference).norm() / reference.norm())
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    """Median, and the 10th and 90th percentile as the spread."""
+    tenths = statistics.quantiles(values, n=10, method="inclusive")
+    return {"median": statistics.median(values), "p10": tenths[0], "p90": tenths[-1]}
+
+
+def machine() -> dict[str, Any]:
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [x for x in info.read_text().splitlines() if x.startswith("model name")]
+        model = names[0].split(":", 1)[1].strip() if names else model
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "flash_attn_rocm": flash_attn_rocm.__version__,
+    }
+
+
+def write_json(path: Path | None, figures: dict[str, Any]) -> None:
+    if path is not None:
+        text = json.dumps({"machine": machine(), **figures}, indent=1)
+        path.write_text(text + "\n", encoding="utf-8")
