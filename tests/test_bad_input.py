@@ -1,0 +1,450 @@
+"""Bad input and broken installations: a clear error from our functions, a recorded
+fallback from the shim, and nothing launched or written before that.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+import logging
+import math
+import shutil
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import (
+    ARCH,
+    BOTTOM_RIGHT,
+    NONE,
+    error_ratio,
+    fp64_attention,
+    needs_extension,
+    needs_simulator,
+    qkv,
+    run_python,
+    stock_sdpa,
+)
+
+import flash_attn_rocm as fa
+from flash_attn_rocm import FlashAttnError, Reason, _config, _ops
+
+pytestmark = needs_extension
+
+
+def bshd(*args, **kwargs):
+    """q, k, v in flash_attn's layout (B, S, H, D)."""
+    return tuple(t.transpose(1, 2).contiguous() for t in qkv(*args, **kwargs))
+
+
+# -------------------------------------------------------- flash_attn_func, as it is
+
+
+@needs_simulator
+@pytest.mark.parametrize("causal", [False, True])
+def test_flash_attn_func_is_bottom_right_causal(simulated, causal):
+    q, k, v = bshd(2, 4, 5, 24, heads_k=2, length_k=11)
+    out, lse, probs = fa.flash_attn_func(q, k, v, causal=causal, return_attn_probs=True)
+    assert fa.last_call().backend == "sim" and probs is None
+    heads_first = [t.transpose(1, 2) for t in (q, k, v)]
+    which = BOTTOM_RIGHT if causal else NONE
+    assert out.shape == q.shape and out.is_contiguous()
+    assert error_ratio(out.transpose(1, 2), *heads_first, causal=which) <= 1
+    _, want = fp64_attention(*heads_first, causal=which)
+    assert (lse.double() - want).abs().max() < 1e-5
+    alone = fa.flash_attn_func(q, k, v, 0.0, None, causal, (-1, -1), 0.0, None, True)
+    assert torch.equal(alone, out)
+
+
+@needs_simulator
+def test_flash_attn_func_makes_the_last_dimension_contiguous(simulated):
+    q, k, v = bshd(1, 2, 5, 8)
+    want = fa.flash_attn_func(q, k, v, softmax_scale=0.2)
+    got = fa.flash_attn_func(
+        q.mT.contiguous().mT, k, v.mT.contiguous().mT, softmax_scale=0.2
+    )
+    assert torch.equal(got, want)
+
+
+@needs_simulator
+def test_flash_attn_func_without_keys_gives_zero(simulated):
+    q, k, v = bshd(1, 2, 5, 8)
+    out, lse, _ = fa.flash_attn_func(q, k[:, :0], v[:, :0], return_attn_probs=True)
+    assert not out.any() and (lse == -math.inf).all()
+
+
+@needs_simulator
+def test_flash_attn_func_compiles_in_one_graph(simulated):
+    torch._dynamo.reset()
+    q, k, v = bshd(1, 2, 5, 8)
+    compiled = torch.compile(fa.flash_attn_func, fullgraph=True, backend="aot_eager")
+    assert torch.equal(
+        compiled(q, k, v, causal=True), fa.flash_attn_func(q, k, v, causal=True)
+    )
+
+
+# --------------------------------------------------------------------- refusals
+
+GOOD = bshd(2, 4, 5, 8, heads_k=2)
+WIDE = bshd(1, 1, 3, 136)
+
+
+def with_arguments(**changes):
+    return dict(zip("qkv", GOOD), **changes)
+
+
+Q, K, V = GOOD
+REFUSED = {
+    "q a list": ("q", with_arguments(q=[1.0])),
+    "q 3-D": ("q", with_arguments(q=Q[0])),
+    "k 5-D": ("k", with_arguments(k=K[None])),
+    "q dtype": ("q", with_arguments(q=Q.float())),
+    "k dtype": ("k", with_arguments(k=K.bfloat16())),
+    "all bfloat16": ("q", dict(zip("qkv", (t.bfloat16() for t in GOOD)))),
+    "all float64": ("q", dict(zip("qkv", (t.double() for t in GOOD)))),
+    "v device": ("v", with_arguments(v=V.to("meta"))),
+    "k batch": ("k", with_arguments(k=K[:1])),
+    "v batch": ("v", with_arguments(v=V[:1])),
+    "k head dim": ("k", with_arguments(k=K[..., :4])),
+    "v head dim": ("v", with_arguments(v=V[..., :4])),
+    "v length": ("v", with_arguments(v=V[:, :3])),
+    "v heads": ("v", with_arguments(v=V[:, :, :1])),
+    "heads that do not divide": ("k", with_arguments(q=Q[:, :, :3])),
+    "no key heads": ("k", with_arguments(k=K[:, :, :0], v=V[:, :, :0])),
+    "head dim 0": ("q", dict(zip("qkv", (t[..., :0] for t in GOOD)))),
+    "head dim 136": ("q", dict(zip("qkv", WIDE))),
+    "q requires grad": ("q", with_arguments(q=Q.clone().requires_grad_())),
+    "v requires grad": ("v", with_arguments(v=V.clone().requires_grad_())),
+    "dropout": ("dropout_p", with_arguments(dropout_p=0.1)),
+    "window": ("window_size", with_arguments(window_size=(4, 4))),
+    "softcap": ("softcap", with_arguments(softcap=30.0)),
+    "alibi": ("alibi_slopes", with_arguments(alibi_slopes=torch.ones(4))),
+    "infinite scale": ("softmax_scale", with_arguments(softmax_scale=math.inf)),
+    "nan scale": ("softmax_scale", with_arguments(softmax_scale=math.nan)),
+}
+
+
+@needs_simulator
+@pytest.mark.parametrize("name", REFUSED)
+def test_flash_attn_func_refuses_by_name(simulated, name):
+    argument, call = REFUSED[name]
+    before = fa.status()["counters"]
+    with pytest.raises(FlashAttnError, match=rf"^{argument}: expected .*, got "):
+        fa.flash_attn_func(**call)
+    assert fa.status()["counters"] == before
+    assert issubclass(FlashAttnError, ValueError)
+
+
+@needs_simulator
+def test_requires_grad_is_fine_without_grad_mode(simulated):
+    q, k, v = (t.clone().requires_grad_() for t in GOOD)
+    with torch.no_grad():
+        assert not fa.flash_attn_func(q, k, v).requires_grad
+
+
+def test_cpu_tensors_without_a_simulator_are_refused_or_stock(patched):
+    with pytest.raises(FlashAttnError, match=r"^q: .*simulate\(.*device cpu"):
+        fa.flash_attn_func(*GOOD)
+    q, k, v = qkv(1, 2, 4, 8)
+    assert torch.equal(F.scaled_dot_product_attention(q, k, v), stock_sdpa(q, k, v))
+    assert fa.last_call().reason is Reason.DEVICE
+
+
+@pytest.mark.parametrize("arch", ["gfx90a", "gfx9999", "", "mi50"])
+def test_simulate_refuses_what_cannot_be_simulated(arch):
+    with pytest.raises(FlashAttnError, match=r"^arch: expected .*gfx906.*, got "):
+        with fa.simulate(arch):
+            pass
+    assert fa.status()["simulated"] is None
+
+
+# ------------------------------------------------------------- numbers from outside
+
+
+def forward_arguments(**changes):
+    q, k, v = qkv(1, 1, 4, 8)
+    out, lse = torch.full_like(q, 7), torch.full((1, 1, 4), 7.0)
+    values = dict(
+        device_type=0,
+        device_index=0,
+        stream=0,
+        arch=ARCH,
+        dtype=0,
+        q_ptr=q.data_ptr(),
+        k_ptr=k.data_ptr(),
+        v_ptr=v.data_ptr(),
+        out_ptr=out.data_ptr(),
+        lse_ptr=lse.data_ptr(),
+        q_size=(1, 1, 4, 8),
+        q_stride=(32, 32, 8, 1),
+        k_size=(1, 1, 4, 8),
+        k_stride=(32, 32, 8, 1),
+        v_size=(1, 1, 4, 8),
+        v_stride=(32, 32, 8, 1),
+        out_stride=(32, 32, 8, 1),
+        scale=0.3,
+        causal=0,
+    )
+    values.update(changes)
+    return values, (q, k, v, out, lse)
+
+
+BAD_NUMBERS = {
+    "negative length": dict(q_size=(1, 1, -4, 8)),
+    "negative batch": dict(q_size=(-1, 1, 4, 8)),
+    "negative head dim": dict(
+        q_size=(1, 1, 4, -8), k_size=(1, 1, 4, -8), v_size=(1, 1, 4, -8)
+    ),
+    "too many queries": dict(q_size=(1, 1, 2**30 + 1, 8)),
+    "too many batches": dict(
+        q_size=(65536, 1, 4, 8), k_size=(65536, 1, 4, 8), v_size=(65536, 1, 4, 8)
+    ),
+    "head dim 129": dict(
+        q_size=(1, 1, 4, 129), k_size=(1, 1, 4, 129), v_size=(1, 1, 4, 129)
+    ),
+    "last stride": dict(v_stride=(32, 32, 1, 4)),
+    "dtype": dict(dtype=1),
+    "device type": dict(device_type=9),
+    "architecture": dict(arch="gfx9999"),
+    "causal": dict(causal=7),
+    "scale": dict(scale=math.inf),
+}
+
+
+@needs_simulator
+@pytest.mark.parametrize("name", BAD_NUMBERS)
+def test_the_c_entry_refuses_before_it_writes(name):
+    values, (*_, out, lse) = forward_arguments(**BAD_NUMBERS[name])
+    with pytest.raises(RuntimeError, match=r"\w"):
+        _ops.ext.forward(*values.values())
+    assert (out == 7).all() and (lse == 7).all()
+
+
+@needs_simulator
+def test_the_c_entry_accepts_what_those_cases_change(simulated):
+    values, (q, k, v, out, _) = forward_arguments()
+    _ops.ext.forward(*values.values())
+    assert error_ratio(out, q, k, v, scale=0.3) <= 1
+
+
+@needs_simulator
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_offsets_beyond_two_to_the_31_elements(simulated, patched, name):
+    # Address space only: what is not touched takes no memory.
+    tensors = dict(zip("qkv", qkv(1, 2, 5, 8)))
+    far = 2**31 + 8
+    try:
+        wide = torch.empty(far + 64, dtype=torch.float16)
+    except RuntimeError as error:
+        pytest.skip(f"no address space for 4 GiB: {error}")
+    view = wide.as_strided((1, 2, 5, 8), (0, far, 8, 1))
+    view.copy_(tensors[name])
+    tensors[name] = view
+    q, k, v = tensors.values()
+    out = F.scaled_dot_product_attention(q, k, v)
+    assert fa.last_call().backend == "sim"
+    assert error_ratio(out, q, k, v) <= 1
+
+
+# -------------------------------------------------------- broken installations
+
+
+PROGRAM = """
+import torch, torch.nn.functional as F, flash_attn_rocm as fa
+fa.patch()
+torch.manual_seed(0)
+q = torch.randn(1, 2, 9, 16).half()
+out = F.scaled_dot_product_attention(q, q, q)
+want = torch._C._nn.scaled_dot_product_attention(q, q, q)
+assert torch.equal(out, want), (out - want).abs().max()
+call = fa.last_call()
+print(call.backend, call.reason)
+try:
+    fa.flash_attn_func(q, q, q)
+except (fa.FlashAttnError, RuntimeError) as error:
+    print(type(error).__name__, error)
+"""
+
+
+def broken(prelude="", **env):
+    """The lines and the stderr of PROGRAM in a damaged process."""
+    env = {f"FLASH_ATTN_ROCM_{name}": value for name, value in env.items()}
+    done = run_python(prelude + PROGRAM, env=env)
+    return done.stdout.splitlines(), done.stderr
+
+
+@needs_simulator
+def test_a_missing_code_object(tmp_path):
+    lines, stderr = broken(DEVICE="sim", CODE_DIR=str(tmp_path))
+    assert lines[0] == "sdpa code_object"
+    assert lines[1].startswith("FlashAttnError")
+    assert stderr.count("no code object for gfx906") == 1 and str(tmp_path) in stderr
+
+
+@needs_simulator
+@pytest.mark.parametrize("damage", ["empty", "text", "cut", "flipped header"])
+def test_a_corrupt_code_object(tmp_path, damage):
+    path = tmp_path / "fa_gfx906.co"
+    shutil.copy(f"{_config.config.code_dir}/{path.name}", path)
+    whole = path.read_bytes()
+    path.write_bytes(
+        {
+            "empty": b"",
+            "text": b"not a code object\n" * 99,
+            "cut": whole[: len(whole) // 2],
+            "flipped header": whole[:32] + bytes(b ^ 255 for b in whole[32:96]),
+        }[damage]
+    )
+    lines, stderr = broken(DEVICE="sim", CODE_DIR=str(tmp_path))
+    assert lines[0] == "sdpa failed"
+    assert lines[1].startswith("RuntimeError") and "fa_gfx906.co" in lines[1]
+    assert stderr.count("a fused call failed") == 1 and "fa_gfx906.co" in stderr
+
+
+@needs_simulator
+def test_a_code_object_of_another_architecture(tmp_path):
+    # The machine field of the ELF flags: 0x2f is gfx906, 0x3f gfx90a.
+    whole = bytearray(open(f"{_config.config.code_dir}/fa_gfx906.co", "rb").read())
+    assert whole[48] == 0x2F
+    whole[48] = 0x3F
+    (tmp_path / "fa_gfx906.co").write_bytes(whole)
+    lines, stderr = broken(DEVICE="sim", CODE_DIR=str(tmp_path))
+    assert lines[0] == "sdpa failed" and stderr.count("a fused call failed") == 1
+
+
+def test_an_architecture_that_is_not_simulated(tmp_path):
+    lines, stderr = broken(DEVICE="sim:gfx90a")
+    assert lines[0] == "sdpa code_object" and "gfx90a" in stderr
+
+
+def test_switched_off():
+    lines, stderr = broken(DEVICE="off")
+    assert lines[0] == "sdpa off" and lines[1].startswith("FlashAttnError")
+    assert stderr == ""
+
+
+@pytest.mark.parametrize("device", ["auto", "standin"])
+def test_no_device(device):
+    lines, stderr = broken(DEVICE=device)
+    assert lines[0] == "sdpa device" and lines[1].startswith("FlashAttnError q:")
+    assert stderr == ""
+
+
+def test_torch_too_old():
+    lines, stderr = broken("import torch\ntorch.__version__ = '2.3.1'\n")
+    assert lines[0] == "sdpa unavailable" and lines[1].startswith("FlashAttnError")
+    warned = [line for line in stderr.splitlines() if "torch" in line]
+    assert len(warned) == 1 and "2.3.1" in warned[0] and "2.4 and newer" in warned[0]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "torch.library.register_fake = None",
+        "del torch._C._are_functorch_transforms_active",
+        "del torch.autograd.forward_ad._current_level",
+        "torch.library.Library('flash_attn_rocm', 'DEF').define('fwd() -> ()')",
+    ],
+)
+def test_torch_exchanged_after_the_installation(damage):
+    prelude = (
+        f"import torch, torch.autograd.forward_ad\nkeep = {damage.startswith('t')}"
+    )
+    prelude += f"\nlib = {damage}\n" if "Library" in damage else f"\n{damage}\n"
+    lines, stderr = broken(prelude)
+    assert lines[0] == "sdpa unavailable" and lines[1].startswith("FlashAttnError")
+    warned = [line for line in stderr.splitlines() if "supports torch" in line]
+    assert len(warned) == 1 and torch.__version__ in warned[0]
+    assert "2.4 and newer" in warned[0]
+
+
+def test_a_missing_extension():
+    prelude = "import sys\nsys.modules['flash_attn_rocm._C'] = None\n"
+    lines, stderr = broken(prelude)
+    assert lines[0] == "sdpa unavailable" and "_C" in lines[1]
+    assert stderr.count("supports torch") == 1
+
+
+def test_without_torch_the_import_says_what_to_install():
+    code = """
+import sys
+sys.modules["torch"] = None
+try:
+    import flash_attn_rocm
+except ModuleNotFoundError as error:
+    assert "needs torch 2.4 or newer" in str(error), error
+else:
+    raise SystemExit("imported")
+"""
+    run_python(code)
+
+
+@pytest.mark.parametrize(
+    "name, value", [("DEVICE", "gpu"), ("CODE_DIR", "/nowhere"), ("UNTESTED", "yes")]
+)
+def test_a_malformed_setting_gives_one_warning_and_the_default(caplog, name, value):
+    with caplog.at_level(logging.WARNING, "flash_attn_rocm"):
+        read = _config.read({"FLASH_ATTN_ROCM_" + name: value})
+    assert read == _config.read({})
+    assert len(caplog.records) == 1
+    assert "FLASH_ATTN_ROCM_" + name in caplog.text and repr(value) in caplog.text
+
+
+@pytest.mark.parametrize(
+    "value, device, arch",
+    [
+        ("auto", "auto", "gfx906"),
+        ("SIM", "sim", "gfx906"),
+        ("sim:gfx90a", "sim", "gfx90a"),
+        ("standin", "standin", "gfx906"),
+        (" off ", "off", "gfx906"),
+        ("", "auto", "gfx906"),
+    ],
+)
+def test_device_settings(value, device, arch):
+    read = _config.read({"FLASH_ATTN_ROCM_DEVICE": value})
+    assert (read.device, read.sim_arch) == (device, arch)
+
+
+def test_a_log_level_sets_up_the_logger():
+    _, stderr = broken(LOG="info")
+    assert stderr == "flash_attn_rocm: stock SDPA answers calls with reason 'device'\n"
+
+
+# --------------------------------------------------------------------------- fork
+
+FORK = """
+import multiprocessing, sys, torch, torch.nn.functional as F
+import flash_attn_rocm as fa
+fa.patch()
+assert not torch.cuda.is_initialized()
+
+def work(result):
+    q = torch.randn(1, 4, 200, 64, generator=torch.Generator().manual_seed(1)).half()
+    out = F.scaled_dot_product_attention(q, q, q)
+    x = q.double()
+    want = (x @ x.mT / 8.0).softmax(-1) @ x
+    fine = (out.double() - want).abs().max() < 2e-3
+    call = fa.last_call()
+    result.put((bool(fine), call.backend, str(call.reason)))
+
+context = multiprocessing.get_context("fork")
+if sys.argv[1] == "after":
+    here = context.SimpleQueue()
+    work(here)
+    print(here.get())
+for _ in range(2):
+    there = context.SimpleQueue()
+    child = context.Process(target=work, args=(there,))
+    child.start()
+    child.join(120)
+    assert child.exitcode == 0, child.exitcode
+    print(there.get())
+"""
+
+
+@needs_simulator
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_fork_before_and_after_the_simulator_has_run(when):
+    env = {"FLASH_ATTN_ROCM_DEVICE": "sim", "HIPSIM_THREADS": "4"}
+    done = run_python(FORK, when, env=env)
+    lines = done.stdout.splitlines()
+    assert lines == ["(True, 'sim', 'fused')"] * (3 if when == "after" else 2)

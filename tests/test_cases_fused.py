@@ -1,0 +1,147 @@
+"""Faults that users of attention libraries have met in public, through the public
+names, and for each call which of them ran fused.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import NONE, TOP_LEFT, error_ratio, fp64_attention, qkv, run_python
+
+import flash_attn_rocm as fa
+from flash_attn_rocm import Reason
+
+pytestmark = pytest.mark.usefixtures("patched", "simulated")
+
+
+def answered_by():
+    """The last call's kernel if it ran fused, otherwise the reason."""
+    call = fa.last_call()
+    assert call.backend in ("sim", "sdpa")
+    return call.kernel if call.backend == "sim" else call.reason
+
+
+@pytest.mark.parametrize("views", ["v", "k", "q", "kv", "qv"])
+@pytest.mark.parametrize("length", [33, 62])
+def test_some_operands_are_transposed_views(views, length):
+    tensors = {}
+    for name, t in zip("qkv", qkv(1, 2, length, 64)):
+        view = t.transpose(1, 2).contiguous().transpose(1, 2)
+        tensors[name] = view if name in views else t
+    q, k, v = tensors.values()
+    out = F.scaled_dot_product_attention(q, k, v)
+    assert answered_by() == "fa_fwd_f16_d64_plain"
+    assert error_ratio(out, q, k, v) <= 1
+    F.scaled_dot_product_attention(q.bfloat16(), k.bfloat16(), v.bfloat16())
+    assert answered_by() is Reason.DTYPE
+
+
+@pytest.mark.parametrize("length, dim", [(10, 8), (1, 8), (3, 4), (17, 16), (10, 24)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_tiny_lengths_and_head_dims(length, dim, causal):
+    q, k, v = qkv(5, 4, length, dim)
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    narrow = "" if dim % 8 == 0 else "_narrow"
+    assert answered_by() == "fa_fwd_f16_d64_plain" + narrow
+    assert error_ratio(out, q, k, v, causal=TOP_LEFT if causal else NONE) <= 1
+
+
+@pytest.mark.parametrize("dim", [128, 129, 264, 512])
+@pytest.mark.parametrize("grad", [False, True])
+def test_wide_heads_fall_back(dim, grad):
+    q, k, v = (t.requires_grad_(grad) for t in qkv(1, 1, 17, dim))
+    out = F.scaled_dot_product_attention(q, k, v)
+    if grad:
+        assert answered_by() is Reason.GRAD
+        out.sum().backward()
+        assert torch.isfinite(q.grad).all()
+    elif dim <= 128:
+        assert answered_by() == "fa_fwd_f16_d128_plain"
+    else:
+        assert answered_by() is Reason.HEAD_DIM
+    reference, _ = fp64_attention(q, k, v)
+    assert (out.double() - reference).abs().max() < 2e-3 * reference.abs().max()
+
+
+@pytest.mark.parametrize(
+    "length, length_k",
+    [(1, 8), (2, 5), (5, 2), (1, 1), (20, 50), (50, 20), (65, 64)],
+)
+def test_is_causal_is_top_left(length, length_k):
+    q, k, v = qkv(2, 1, length, 64, length_k=length_k)
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert answered_by() == "fa_fwd_f16_d64_plain"
+    assert error_ratio(out, q, k, v, causal=TOP_LEFT) <= 1
+    assert (out[:, :, 0] - v[:, :, 0]).abs().max() == 0
+    F.scaled_dot_product_attention(q.requires_grad_(), k, v, is_causal=True)
+    assert answered_by() is Reason.GRAD
+
+
+def test_patch_after_an_error_can_be_undone():
+    ones = torch.ones(1, 2, 8, 16, dtype=torch.float16)
+    with pytest.raises(RuntimeError):
+        F.scaled_dot_product_attention(ones, ones.repeat(1, 1, 1, 2), ones)
+    assert answered_by() is Reason.HEAD_DIM
+    F.scaled_dot_product_attention(ones, ones, ones)
+    assert answered_by() == "fa_fwd_f16_d64_plain"
+
+
+def test_many_patches_leave_one_layer():
+    for _ in range(2000):
+        fa.patch()
+    q, k, v = qkv(1, 2, 8, 16)
+    before = sum(fa.status()["counters"]["fused"].values())
+    F.scaled_dot_product_attention(q, k, v)
+    assert sum(fa.status()["counters"]["fused"].values()) == before + 1
+
+
+def test_a_forked_worker_runs_fused():
+    code = """
+import multiprocessing, sys, torch, flash_attn_rocm
+flash_attn_rocm.patch()
+assert not torch.cuda.is_initialized()
+
+def work():
+    x = torch.randn(1, 2, 33, 64).half()
+    torch.nn.functional.scaled_dot_product_attention(x, x, x)
+    sys.exit(0 if flash_attn_rocm.last_call().backend == "sim" else 3)
+
+child = multiprocessing.get_context("fork").Process(target=work)
+child.start()
+child.join(120)
+sys.exit(child.exitcode)
+"""
+    run_python(code, env={"FLASH_ATTN_ROCM_DEVICE": "sim"})
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attend = F.scaled_dot_product_attention
+
+    def forward(self, x):
+        return self.attend(x, x, x, is_causal=True)
+
+
+def through_file(model):
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    return torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)
+
+
+@pytest.mark.parametrize(
+    "clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), through_file]
+)
+def test_copies_of_a_model_that_holds_the_function_run_fused(clone):
+    model = Block()
+    x, _, _ = qkv(2, 1, 7, 32)
+    want = model(x)
+    assert answered_by() == "fa_fwd_f16_d64_plain"
+    again = clone(model)
+    assert torch.equal(again(x), want)
+    assert answered_by() == "fa_fwd_f16_d64_plain"
