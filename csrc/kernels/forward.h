@@ -182,10 +182,13 @@ static FA_DEVICE void fa_softmax(float s[FA_LANE_ROWS][FA_LANE_KEYS],
     if (fa_any(big > FA_BIG_BIAS)) {
 #pragma unroll
         for (int i = 0; i < FA_LANE_ROWS; i++) {
-            bias[i] = FA_P_LOG2;
+            /* Row by row: a result must not depend on its neighbours. */
+            bool own = __builtin_fabsf(bias[i]) > FA_BIG_BIAS;
+            float less = own ? top[i] : 0.0f;
+            bias[i] = own ? FA_P_LOG2 : bias[i];
 #pragma unroll
             for (int j = 0; j < FA_LANE_KEYS; j++) {
-                s[i][j] -= top[i];
+                s[i][j] -= less;
             }
         }
     }
