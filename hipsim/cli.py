@@ -152,9 +152,10 @@ def _run(options: argparse.Namespace) -> int:
         )
     for file in arguments.written:
         print(f"wrote {file.write(options.out)}")
+    misaligned = f", {stats.misaligned} misaligned accesses" * bool(stats.misaligned)
     print(
         f"{options.kernel}: {stats.wave_instructions} wave instructions, "
-        f"{stats.waves} waves, {stats.workgroups} workgroups"
+        f"{stats.waves} waves, {stats.workgroups} workgroups{misaligned}"
     )
     return 0
 

@@ -50,8 +50,7 @@ static int score_triple(const char *triple, bool runnable)
            (strstr(arch, ":xnack-") != NULL);
 }
 
-hipError_t sim_bundle_choose(const uint8_t **bytes, size_t *size,
-                             bool runnable)
+hipError_t sim_bundle_choose(const uint8_t **bytes, size_t *size, bool runnable)
 {
     const uint8_t *file = *bytes;
     size_t limit = *size;

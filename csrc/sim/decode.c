@@ -1,8 +1,8 @@
 /* decode.c: instruction words -> isa_row.
  *
- * The .def lists give opcode -> instruction per format (a duplicate opcode
- * is a compiler warning); the fields of each format are taken apart here.
- * What an instruction does is left to exec*.c, its text to disasm.c.
+ * The fields of each format are taken apart here; isa_find (isa_lists.c)
+ * gives opcode -> instruction. What an instruction does is left to exec*.c,
+ * its text to disasm.c.
  * Anything unknown leaves op == ISA_UNKNOWN and faults when executed.
  *
  * Source: Vega ISA chapter 13.
@@ -12,173 +12,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- the lists as tables ----------------------------------------------- */
-
-const isa_info isa_ops[ISA_COUNT] = {
-#define INFO(fmt, op, name_, d, a, b, c, flag, acc, size)              \
-    {.name = name_, .opcode = (op), .format = (fmt),                     \
-     .type = {T_##d, T_##a, T_##b, T_##c}, .flags = (flag),              \
-     .access = (acc), .bytes = (size), .meaning = ""},
-#define VECTOR(fmt, op, name_, d, a, b, c, flag, text)                 \
-    {.name = name_, .opcode = (op), .format = (fmt),                     \
-     .type = {T_##d, T_##a, T_##b, T_##c}, .flags = (flag),              \
-     .meaning = text},
-    INFO(F_NONE, 0, "", none, none, none, none, 0, 0, 0)
-#define SOP2(op, name, d, a, b, ...) \
-    INFO(F_SOP2, op, #name, d, a, b, none, 0, 0, 0)
-#include "sop2.def"
-#define SOP1(op, name, d, a, ...) \
-    INFO(F_SOP1, op, #name, d, a, none, none, 0, 0, 0)
-#include "sop1.def"
-#define SOPK(op, name, d, use, ...) \
-    INFO(F_SOPK, op, #name, d, none, none, none, 0, K_##use, 0)
-#include "sopk.def"
-#define SOPC(op, name, a, b, ...) \
-    INFO(F_SOPC, op, #name, none, a, b, none, 0, 0, 0)
-#include "sopc.def"
-#define SOPP(op, name, style, ...) \
-    INFO(F_SOPP, op, #name, none, none, none, none, 0, P_##style, 0)
-#include "sopp.def"
-#define SMEM(op, name, kind, dwords) \
-    INFO(F_SMEM, op, #name, none, none, none, none, 0, kind, 4 * (dwords))
-#include "smem.def"
-#define VOP1(op, name, d, a, ...) \
-    VECTOR(F_VOP1, op, #name, d, a, none, none, 0, #__VA_ARGS__)
-#define VOP1_SPECIAL(op, name, d, a, ...) \
-    VECTOR(F_VOP1, op, #name, d, a, none, none, ISA_SPECIAL, #__VA_ARGS__)
-#include "vop1.def"
-#define VOP2(op, name, d, a, b, c, ...) \
-    VECTOR(F_VOP2, op, #name, d, a, b, c, 0, #__VA_ARGS__)
-#define VOP2_CO(op, name, d, a, b, c, ...) \
-    VECTOR(F_VOP2, op, #name, d, a, b, c, ISA_CARRY, #__VA_ARGS__)
-#include "vop2.def"
-#define VOPC(op, name, a, b, ...) \
-    VECTOR(F_VOPC, op, #name, mask, a, b, none, 0, #__VA_ARGS__)
-#include "vopc.def"
-#define VOP3(op, name, d, a, b, c, ...) \
-    VECTOR(F_VOP3, op, #name, d, a, b, c, 0, #__VA_ARGS__)
-#define VOP3_CO(op, name, d, a, b, c, ...) \
-    VECTOR(F_VOP3, op, #name, d, a, b, c, ISA_CARRY, #__VA_ARGS__)
-#define VOP3_SEL(op, name, d, a, b, c, ...) \
-    VECTOR(F_VOP3, op, #name, d, a, b, c, ISA_SELECT, #__VA_ARGS__)
-#define VOP3_SPECIAL(op, name, d, a, b, c, ...) \
-    VECTOR(F_VOP3, op, #name, d, a, b, c, ISA_SPECIAL, #__VA_ARGS__)
-#include "vop3.def"
-#define VOP3P(op, name, d, a, b, c, ...) \
-    VECTOR(F_VOP3P, op, #name, d, a, b, c, 0, #__VA_ARGS__)
-#define VOP3P_DOT(op, name, d, a, b, c, ...) \
-    VECTOR(F_VOP3P, op, #name, d, a, b, c, ISA_WHOLE, #__VA_ARGS__)
-#include "vop3p.def"
-#define DS(op, name, kind, size) \
-    INFO(F_DS, op, "ds_" #name, none, none, none, none, 0, kind, size)
-#define ATOMIC_BYTES(type) (sizeof #type == sizeof "u32" && #type[1] == '3' ? 4 : 8)
-#define DS_ATOMIC(op, name, rtn, type, sources, ...)                        \
-    INFO(F_DS, op, "ds_" #name, none, none, none, none,                      \
-         (sources) == 2 ? ISA_WHOLE : 0, M_ATOMIC, ATOMIC_BYTES(type))       \
-    INFO(F_DS, (op) + 0x20, "ds_" #rtn, none, none, none, none,              \
-         ISA_RETURN | ((sources) == 2 ? ISA_WHOLE : 0), M_ATOMIC,            \
-         ATOMIC_BYTES(type))
-#define DS_ATOMIC_RTN(op, name, type, sources, ...)                         \
-    INFO(F_DS, op, "ds_" #name, none, none, none, none,                      \
-         ISA_RETURN | ((sources) == 2 ? ISA_WHOLE : 0), M_ATOMIC,            \
-         ATOMIC_BYTES(type))
-#include "ds.def"
-#define VMEM_INFO(fmt, op, name, kind, flag, size) \
-    INFO(fmt, op, name, none, none, none, none, flag, kind, size)
-#define VMEM(op, name, kind, size)                                 \
-    VMEM_INFO(F_FLAT, op, "flat_" #name, kind, 0, size)             \
-    VMEM_INFO(F_GLOBAL, op, "global_" #name, kind, 0, size)         \
-    VMEM_INFO(F_SCRATCH, op, "scratch_" #name, kind, 0, size)       \
-    VMEM_INFO(F_MUBUF, op, "buffer_" #name, kind, 0, size)
-#define VMEM_ATOMIC_INFO(fmt, op, name, type, sources)                      \
-    VMEM_INFO(fmt, op, name, M_ATOMIC, (sources) == 2 ? ISA_WHOLE : 0,       \
-              ATOMIC_BYTES(type))
-#define VMEM_ATOMIC(op, name, type, sources, ...)                           \
-    VMEM_ATOMIC_INFO(F_FLAT, op, "flat_" #name, type, sources)               \
-    VMEM_ATOMIC_INFO(F_GLOBAL, op, "global_" #name, type, sources)           \
-    VMEM_ATOMIC_INFO(F_NONE, op, "scratch_" #name, type, sources)            \
-    VMEM_ATOMIC_INFO(F_MUBUF, op, "buffer_" #name, type, sources)
-#define MUBUF(op, name, kind) VMEM_INFO(F_MUBUF, op, #name, kind, 0, 0)
-#include "vmem.def"
-};
-
-#define ENTRY(op, name, ...) [op] = ISA_##name,
-
-static const uint16_t sop2_table[128] = {
-#define SOP2 ENTRY
-#include "sop2.def"
-};
-static const uint16_t sop1_table[256] = {
-#define SOP1 ENTRY
-#include "sop1.def"
-};
-static const uint16_t sopk_table[32] = {
-#define SOPK ENTRY
-#include "sopk.def"
-};
-static const uint16_t sopc_table[128] = {
-#define SOPC ENTRY
-#include "sopc.def"
-};
-static const uint16_t sopp_table[128] = {
-#define SOPP ENTRY
-#include "sopp.def"
-};
-static const uint16_t smem_table[256] = {
-#define SMEM ENTRY
-#include "smem.def"
-};
-static const uint16_t vop1_table[256] = {
-#define VOP1 ENTRY
-#include "vop1.def"
-};
-static const uint16_t vop2_table[64] = {
-#define VOP2 ENTRY
-#include "vop2.def"
-};
-static const uint16_t vopc_table[256] = {
-#define VOPC ENTRY
-#include "vopc.def"
-};
-static const uint16_t vop3_table[1024] = {
-#define VOP3 ENTRY
-#include "vop3.def"
-};
-static const uint16_t vop3p_table[128] = {
-#define VOP3P ENTRY
-#include "vop3p.def"
-};
-static const uint16_t ds_table[256] = {
-#define DS(op, name, ...) [op] = ISA_ds_##name,
-#define DS_ATOMIC(op, name, rtn, ...) \
-    [op] = ISA_ds_##name, [(op) + 0x20] = ISA_ds_##rtn,
-#define DS_ATOMIC_RTN DS
-#include "ds.def"
-};
-static const uint16_t vmem_table[4][128] = {
-#define VMEM(op, name, ...) [op] = ISA_flat_##name,
-#define VMEM_ATOMIC VMEM
-    {
-#include "vmem.def"
-    },
-#define VMEM(op, name, ...) [op] = ISA_scratch_##name,
-#define VMEM_ATOMIC(op, name, ...)
-    {
-#include "vmem.def"
-    },
-#define VMEM(op, name, ...) [op] = ISA_global_##name,
-#define VMEM_ATOMIC VMEM
-    {
-#include "vmem.def"
-    },
-#define VMEM(op, name, ...) [op] = ISA_buffer_##name,
-#define VMEM_ATOMIC VMEM
-#define MUBUF(op, name, kind) [op] = ISA_##name,
-    {
-#include "vmem.def"
-    }
-};
 
 /* The one message a compute kernel may send. */
 enum { MESSAGE_INTERRUPT = 1 };
@@ -257,18 +90,18 @@ static void decode_scalar(const uint32_t *word, size_t left, isa_row *row)
     switch (w >> 23) {
     case 0x17d:
         row->format = F_SOP1;
-        row->op = sop1_table[field(w, 8, 8)];
+        row->op = (uint16_t)isa_find(F_SOP1, field(w, 8, 8));
         row->src[0] = (uint16_t)field(w, 0, 8);
         break;
     case 0x17e:
         row->format = F_SOPC;
-        row->op = sopc_table[field(w, 16, 7)];
+        row->op = (uint16_t)isa_find(F_SOPC, field(w, 16, 7));
         row->src[0] = (uint16_t)field(w, 0, 8);
         row->src[1] = (uint16_t)field(w, 8, 8);
         break;
     case 0x17f:
         row->format = F_SOPP;
-        row->op = sopp_table[field(w, 16, 7)];
+        row->op = (uint16_t)isa_find(F_SOPP, field(w, 16, 7));
         if (row->op == ISA_s_sendmsg && row->offset != MESSAGE_INTERRUPT) {
             row->op = ISA_UNKNOWN;
         }
@@ -276,13 +109,13 @@ static void decode_scalar(const uint32_t *word, size_t left, isa_row *row)
     default:
         if (w >> 28 == 0xb) {
             row->format = F_SOPK;
-            row->op = sopk_table[field(w, 23, 5)];
+            row->op = (uint16_t)isa_find(F_SOPK, field(w, 23, 5));
             if (row->op == ISA_s_setreg_imm32_b32) {
                 row->src[0] = SRC_LITERAL;
             }
         } else {
             row->format = F_SOP2;
-            row->op = sop2_table[field(w, 23, 7)];
+            row->op = (uint16_t)isa_find(F_SOP2, field(w, 23, 7));
             row->src[0] = (uint16_t)field(w, 0, 8);
             row->src[1] = (uint16_t)field(w, 8, 8);
         }
@@ -313,7 +146,7 @@ static void decode_smem(const uint32_t *word, size_t left, isa_row *row)
         return;
     }
     row->dwords = 2;
-    row->op = smem_table[field(word[0], 18, 8)];
+    row->op = (uint16_t)isa_find(F_SMEM, field(word[0], 18, 8));
     row->base = (uint8_t)(field(word[0], 0, 6) * 2);
     row->dst = (uint8_t)field(word[0], 6, 7);
     row->soffset_en = (uint8_t)field(word[0], 14, 1);
@@ -417,15 +250,15 @@ static void decode_vop(const uint32_t *word, size_t left, isa_row *row)
     row->src[1] = (uint16_t)(SRC_VGPR + field(w, 9, 8));
     if (opcode == 0x3f) {
         row->format = F_VOP1;
-        row->op = vop1_table[field(w, 9, 8)];
+        row->op = (uint16_t)isa_find(F_VOP1, field(w, 9, 8));
         row->src[1] = 0;
     } else if (opcode == 0x3e) {
         row->format = F_VOPC;
-        row->op = vopc_table[field(w, 17, 8)];
+        row->op = (uint16_t)isa_find(F_VOPC, field(w, 17, 8));
         row->dst = 0;
     } else {
         row->format = F_VOP2;
-        row->op = vop2_table[opcode];
+        row->op = (uint16_t)isa_find(F_VOP2, opcode);
         row->src[2] = isa_ops[row->op].type[3] == T_mask
                           ? (uint16_t)SRC_VCC
                           : (uint16_t)(SRC_VGPR + row->dst);
@@ -468,15 +301,15 @@ static void decode_vop3(const uint32_t *word, size_t left, isa_row *row)
     }
     row->dwords = 2;
     if (packed) {
-        row->op = vop3p_table[opcode & 127];
+        row->op = (uint16_t)isa_find(F_VOP3P, opcode & 127);
     } else if (opcode < 0x100) {
-        row->op = vopc_table[opcode];
+        row->op = (uint16_t)isa_find(F_VOPC, opcode);
     } else if (opcode < 0x140) {
-        row->op = vop2_table[opcode - 0x100];
+        row->op = (uint16_t)isa_find(F_VOP2, opcode - 0x100);
     } else if (opcode < 0x1c0) {
-        row->op = vop1_table[opcode - 0x140];
+        row->op = (uint16_t)isa_find(F_VOP1, opcode - 0x140);
     } else {
-        row->op = vop3_table[opcode];
+        row->op = (uint16_t)isa_find(F_VOP3, opcode);
     }
     if (row->op == ISA_v_madmk_f32 || row->op == ISA_v_madak_f32
         || row->op == ISA_v_madmk_f16 || row->op == ISA_v_madak_f16
@@ -614,7 +447,7 @@ static void decode_ds(const uint32_t *word, size_t left, isa_row *row)
         return;
     }
     row->dwords = 2;
-    row->op = ds_table[field(word[0], 17, 8)];
+    row->op = (uint16_t)isa_find(F_DS, field(word[0], 17, 8));
     row->offset = (int32_t)field(word[0], 0, 16);
     row->gds = (uint8_t)field(word[0], 16, 1);
     row->addr = (uint8_t)field(word[1], 0, 8);
@@ -664,7 +497,8 @@ static void need_data(isa_row *row)
     const isa_info *info = &isa_ops[row->op];
     unsigned registers = (info->bytes + 3u) / 4u;
     bool store = info->access == M_STORE
-                 || (info->access >= M_STORE_8 && info->access <= M_STORE_16_HI);
+                 || (info->access >= M_STORE_8
+                     && info->access <= M_STORE_16_HI);
 
     if (info->access == M_ATOMIC) {
         bool two = (info->flags & ISA_WHOLE) != 0;
@@ -688,7 +522,7 @@ static void decode_flat(const uint32_t *word, size_t left, isa_row *row)
         return;
     }
     row->dwords = 2;
-    row->op = vmem_table[segment][field(word[0], 18, 7)];
+    row->op = (uint16_t)isa_find(row->format, field(word[0], 18, 7));
     row->offset = segment == 0 ? (int32_t)field(word[0], 0, 12)
                                : (int32_t)(word[0] << 19) >> 19;
     row->lds = (uint8_t)field(word[0], 13, 1);
@@ -720,7 +554,7 @@ static void decode_mubuf(const uint32_t *word, size_t left, isa_row *row)
         return;
     }
     row->dwords = 2;
-    row->op = vmem_table[3][field(word[0], 18, 7)];
+    row->op = (uint16_t)isa_find(F_MUBUF, field(word[0], 18, 7));
     row->offset = (int32_t)field(word[0], 0, 12);
     row->offen = (uint8_t)field(word[0], 12, 1);
     row->idxen = (uint8_t)field(word[0], 13, 1);

@@ -118,8 +118,7 @@ HIPSIM_API hipError_t hipGetDeviceProperties(void *properties, int device)
     return write_properties(properties, device, false);
 }
 
-HIPSIM_API hipError_t hipGetDevicePropertiesR0600(void *properties,
-                                                  int device)
+HIPSIM_API hipError_t hipGetDevicePropertiesR0600(void *properties, int device)
 {
     return write_properties(properties, device, true);
 }

@@ -240,7 +240,8 @@ static uint64_t gather_bits(const lane *row)
     uint64_t mask = 0;
 #ifdef EXEC_AVX2
     for (unsigned l = 0; l < SIM_LANES; l += 8) {
-        __m256i part = _mm256_load_si256((const __m256i *)(const void *)(row + l));
+        const void *at = row + l;
+        __m256i part = _mm256_load_si256((const __m256i *)at);
         __m256 top = _mm256_castsi256_ps(_mm256_slli_epi32(part, 31));
         mask |= (uint64_t)(unsigned)_mm256_movemask_ps(top) << l;
     }
@@ -468,7 +469,8 @@ static const lane *source(const wave *w, const isa_row *row, unsigned i,
     }
     if (isa_is_float(type) && (denormals(w, type) & 1) == 0) {
         if (from != buffer) {
-            memcpy(buffer, from, (wide ? 2u : 1u) * (size_t)SIM_LANES * sizeof *buffer);
+            memcpy(buffer, from,
+                   (wide ? 2u : 1u) * (size_t)SIM_LANES * sizeof *buffer);
         }
         flush_row(type, buffer);
         from = buffer;
@@ -684,11 +686,6 @@ static void special(wave *w, const isa_row *row)
     }
 }
 
-static bool returns_float(const isa_info *info)
-{
-    return isa_is_float(info->type[0]);
-}
-
 /* Evaluates the meaning into x->d and finishes it, for one half. */
 static void evaluate(wave *w, const isa_row *row, const isa_info *info,
                      valu *x, bool plain)
@@ -698,7 +695,8 @@ static void evaluate(wave *w, const isa_row *row, const isa_info *info,
     unsigned type = info->type[0];
     unsigned round = 0;
 
-    if ((w->mode & 15) != 0 && (returns_float(info) || isa_is_float(info->type[1]))) {
+    if ((w->mode & 15) != 0
+        && (isa_is_float(type) || isa_is_float(info->type[1]))) {
         unsigned at = type == T_f32 ? MODE_ROUND_F32 : MODE_ROUND_F16_F64;
         round = w->mode >> at & 3;
         x->round = w->mode >> MODE_ROUND_F16_F64 & 3;
@@ -713,7 +711,7 @@ static void evaluate(wave *w, const isa_row *row, const isa_info *info,
     } else if (isa_is_float(type) && any_nan(x->d)) {
         uniform_nan(info, x);
     }
-    if (!plain && returns_float(info)) {
+    if (!plain && isa_is_float(type)) {
         finish_float(w, row, type, x);
     }
     if (type == T_f16 || type == T_hi16 || type == T_pkf16 || type == T_u16

@@ -39,8 +39,8 @@ static uint8_t *block_data(const block *b)
 bool sim_heap_regions(sim_region_list *list)
 {
     for (const block *b = blocks; b != NULL; b = b->next) {
-        if (!sim_regions_add(list, (uint64_t)(uintptr_t)block_data(b),
-                             b->bytes, SIM_READ | SIM_WRITE)) {
+        if (!sim_regions_add(list, (uint64_t)(uintptr_t)block_data(b), b->bytes,
+                             SIM_READ | SIM_WRITE)) {
             return false;
         }
     }
@@ -195,8 +195,8 @@ static hipError_t copy(const char *call, void *to, const void *from,
                        size_t bytes, int kind)
 {
     if (kind < 0 || kind > 4) {
-        return sim_fail(hipErrorInvalidValue,
-                        "%s: kind %d, expected 0 to 4", call, kind);
+        return sim_fail(hipErrorInvalidValue, "%s: kind %d, expected 0 to 4",
+                        call, kind);
     }
     if (bytes == 0) {
         return hipSuccess;

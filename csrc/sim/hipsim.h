@@ -98,8 +98,10 @@ HIPSIM_API hipError_t hipsimDisassemble(const void *image, size_t bytes,
                                         const char *kernel, char **text);
 HIPSIM_API void hipsimFree(void *memory);
 
-/* The HIP subset is declared in runtime.c's header comment and exported
- * under HIP's own names: hipInit, hipGetDeviceCount, hipSetDevice,
+/* The HIP subset is exported under HIP's own names and signatures, to be
+ * found by dlsym, and is not declared here. It is defined in runtime.c
+ * (modules, launches), heap.c (memory), stream.c (streams, events), device.c
+ * and report.c (error codes): hipInit, hipGetDeviceCount, hipSetDevice,
  * hipGetDevice, hipGetDeviceProperties(R0600), hipDriverGetVersion,
  * hipRuntimeGetVersion, hipMalloc, hipFree, hipMemcpy(Async),
  * hipMemset(Async), hipModuleLoad, hipModuleLoadData, hipModuleUnload,

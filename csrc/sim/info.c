@@ -105,8 +105,9 @@ static hipError_t finish(builder *from, char **out)
 {
     if (from->failed) {
         free(from->text);
-        return sim_fail(hipErrorOutOfMemory, "code object: no memory for "
-                                             "text of %zu bytes and more",
+        return sim_fail(hipErrorOutOfMemory,
+                        "code object: no memory for "
+                        "text of %zu bytes and more",
                         from->length);
     }
     *out = from->text;
@@ -152,8 +153,8 @@ static void put_code(builder *to, const sim_object *object,
     put_raw(to, kernel->name);
     put(to, ":\n");
     for (uint64_t at = 0; at < kernel->code_bytes;) {
-        unsigned size = sim_disasm(code, (size_t)(begin + at), line,
-                                   sizeof line);
+        unsigned size =
+            sim_disasm(code, (size_t)(begin + at), line, sizeof line);
         put(to, "%6llx:  %s\n", (unsigned long long)at, line);
         at += size != 0 ? size : 4;
     }

@@ -2,21 +2,21 @@
  *
  * One .def list per encoding format holds opcode, name, operand types and
  * meaning of every instruction we know; this header expands them into
- * isa_op, decode.c into tables, disasm.c into text, exec*.c into code.
+ * isa_op, isa_lists.c into tables, exec*.c into code.
  *
- *   list        one row                                      encoding
- *   sop2.def    SOP2(opcode, name, D, A, B, meaning)         10 op7 d7 b8 a8
- *   sop1.def    SOP1(opcode, name, D, A, meaning)            101111101 d7 op8 a8
- *   sopk.def    SOPK(opcode, name, D, meaning)               1011 op5 d7 imm16
- *   sopc.def    SOPC(opcode, name, A, B, meaning)            101111110 op7 b8 a8
- *   sopp.def    SOPP(opcode, name, meaning)                  101111111 op7 imm16
- *   smem.def    SMEM(opcode, name, kind, dwords)             110000 op8 ...
- *   vop2.def    VOP2(opcode, name, D, A, B, meaning)         0 op6 d8 b8 a9
- *   vop1.def    VOP1(opcode, name, D, A, meaning)            0111111 d8 op8 a9
- *   vopc.def    VOPC(opcode, name, A, B, meaning)            0111110 op8 b8 a9
- *   vop3.def    VOP3(opcode, name, D, A, B, C, meaning)      110100 op10 ...
- *   vop3p.def   VOP3P(opcode, name, D, A, B, C, meaning)     110100111 op7 ...
- *   ds.def      DS(opcode, name, kind, ...)                  110110 ...
+ *   list        one row                                    encoding
+ *   sop2.def    SOP2(opcode, name, D, A, B, meaning)       10 op7 d7 b8 a8
+ *   sop1.def    SOP1(opcode, name, D, A, meaning)          101111101 d7 op8 a8
+ *   sopk.def    SOPK(opcode, name, D, use, meaning)        1011 op5 d7 imm16
+ *   sopc.def    SOPC(opcode, name, A, B, meaning)          101111110 op7 b8 a8
+ *   sopp.def    SOPP(opcode, name, style, meaning)         101111111 op7 imm16
+ *   smem.def    SMEM(opcode, name, kind, dwords)           110000 op8 ...
+ *   vop2.def    VOP2(opcode, name, D, A, B, C, meaning)    0 op6 d8 b8 a9
+ *   vop1.def    VOP1(opcode, name, D, A, meaning)          0111111 d8 op8 a9
+ *   vopc.def    VOPC(opcode, name, A, B, meaning)          0111110 op8 b8 a9
+ *   vop3.def    VOP3(opcode, name, D, A, B, C, meaning)    110100 op10 ...
+ *   vop3p.def   VOP3P(opcode, name, D, A, B, C, meaning)   110100111 op7 ...
+ *   ds.def      DS(opcode, name, kind, ...)                110110 ...
  *   vmem.def    FLAT, GLOBAL, SCRATCH 110111; MUBUF 111000: same opcodes
  *
  * Source: "Vega" 7nm instruction set architecture, chapter 13; opcode
@@ -200,6 +200,9 @@ static inline bool isa_takes_sign(const isa_row *row, unsigned i)
     return isa_is_float(type)
            || (row->op == ISA_v_cndmask_b32 && type == T_u32);
 }
+
+/* The instruction with this opcode in a format, or ISA_UNKNOWN. */
+unsigned isa_find(unsigned format, unsigned opcode);
 
 /* Decodes the instruction that starts at word[0]; `left` dwords follow in
  * the text, this one included. */

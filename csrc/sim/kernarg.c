@@ -103,8 +103,8 @@ void sim_packet_fill(const sim_launch *launch, uint64_t kernarg,
                      uint8_t packet[SIM_PACKET_BYTES])
 {
     const sim_kernel *kernel = launch->kernel;
-    uint64_t descriptor = (uint64_t)(uintptr_t)launch->object->image +
-                          kernel->descriptor_at;
+    uint64_t descriptor =
+        (uint64_t)(uintptr_t)launch->object->image + kernel->descriptor_at;
     uint32_t lds = kernel->descriptor.lds_bytes + launch->dynamic_lds_bytes;
     uint16_t type = 2;  /* kernel dispatch */
     uint16_t setup = 3; /* dimensions */

@@ -27,12 +27,12 @@ hipError_t sim_launch_check(const sim_launch *launch)
     const sim_kernel *kernel = launch->kernel;
     const uint32_t *groups = launch->groups, *block = launch->block;
     uint64_t threads = 1;
-    uint64_t lds = (uint64_t)kernel->descriptor.lds_bytes +
-                   launch->dynamic_lds_bytes;
-    uint32_t limit = kernel->max_threads != 0 &&
-                             kernel->max_threads < SIM_MAX_BLOCK
-                         ? kernel->max_threads
-                         : SIM_MAX_BLOCK;
+    uint64_t lds =
+        (uint64_t)kernel->descriptor.lds_bytes + launch->dynamic_lds_bytes;
+    uint32_t limit =
+        kernel->max_threads != 0 && kernel->max_threads < SIM_MAX_BLOCK
+            ? kernel->max_threads
+            : SIM_MAX_BLOCK;
 
     for (unsigned d = 0; d < 3; d++) {
         if (groups[d] == 0 || block[d] == 0 ||
@@ -81,14 +81,14 @@ static const struct {
     const char *place; /* what fault.address is, NULL if nothing */
 } fault_words[] = {
     [SIM_FAULT_NONE] = {"no fault", NULL},
-    [SIM_FAULT_OPCODE] = {"unknown instruction", NULL},
+    [SIM_FAULT_OPCODE] = {"unsupported instruction", NULL},
     [SIM_FAULT_ADDRESS] = {"illegal address", "address"},
     [SIM_FAULT_LDS] = {"LDS access out of range", "LDS offset"},
     [SIM_FAULT_SCRATCH] = {"scratch access out of range", "scratch offset"},
     [SIM_FAULT_ALIGNMENT] = {"misaligned access", "address"},
     [SIM_FAULT_PC] = {"jump outside the code", NULL},
-    [SIM_FAULT_REGISTER] = {"register beyond the kernel's allocation", NULL},
-    [SIM_FAULT_BARRIER] = {"barrier that not all waves reach", NULL},
+    [SIM_FAULT_REGISTER] = {"illegal register", NULL},
+    [SIM_FAULT_BARRIER] = {"barrier that never completes", NULL},
     [SIM_FAULT_BUDGET] = {"instruction budget used up", NULL},
     [SIM_FAULT_TRAP] = {"trap", NULL},
     [SIM_FAULT_MEMORY] = {"out of memory in the simulator", NULL},
@@ -109,16 +109,17 @@ static void describe_address(const sim_memory *memory, const sim_fault *fault,
         }
     }
     if (holds != NULL && fault->bytes <= holds->end - fault->address) {
-        (void)snprintf(text, size, "in an allocation that this launch may "
-                                   "only %s",
+        (void)snprintf(text, size,
+                       "in an allocation that this launch may only %s",
                        holds->access == SIM_READ ? "read" : "write");
     } else if (holds != NULL) {
-        (void)snprintf(text, size, "reaches past the end of a %llu-byte "
-                                   "allocation",
+        (void)snprintf(text, size,
+                       "reaches past the end of a %llu-byte allocation",
                        (unsigned long long)(holds->end - holds->begin));
     } else if (before != NULL && fault->address - before->end < 4096) {
-        (void)snprintf(text, size, "not in any allocation of this launch, "
-                                   "%llu bytes past the end of one of %llu",
+        (void)snprintf(text, size,
+                       "not in any allocation of this launch, "
+                       "%llu bytes past the end of one of %llu",
                        (unsigned long long)(fault->address - before->end),
                        (unsigned long long)(before->end - before->begin));
     } else {
@@ -269,8 +270,7 @@ static hipError_t run_grid(const sim_dispatch *dispatch, sim_stats *stats)
     *stats = run.stats;
     (void)pthread_mutex_destroy(&run.lock);
     if (atomic_load(&run.stop) < run.total) {
-        return sim_launch_fault(dispatch->kernel, &run.fault,
-                                dispatch->memory);
+        return sim_launch_fault(dispatch->kernel, &run.fault, dispatch->memory);
     }
     if (run.done != run.total) {
         return sim_fail(hipErrorOutOfMemory,
@@ -311,8 +311,8 @@ hipError_t sim_launch_run(const sim_launch *launch, sim_region_list *memory,
                                  SIM_PACKET_BYTES + kernarg_bytes, SIM_READ);
     for (size_t i = 0; i < launch->object->segment_count; i++) {
         const sim_region *s = &launch->object->segment[i];
-        added = added && sim_regions_add(memory, s->begin, s->end - s->begin,
-                                         s->access);
+        added = added &&
+                sim_regions_add(memory, s->begin, s->end - s->begin, s->access);
     }
     if (!added || !sim_regions_merge(memory)) {
         status = sim_fail(hipErrorOutOfMemory,

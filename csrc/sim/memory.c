@@ -30,8 +30,7 @@ bool sim_regions_add(sim_region_list *list, uint64_t begin, uint64_t bytes,
         list->region = grown;
         list->capacity = capacity;
     }
-    list->region[list->count++] =
-        (sim_region){begin, begin + bytes, access};
+    list->region[list->count++] = (sim_region){begin, begin + bytes, access};
     return true;
 }
 
@@ -85,8 +84,8 @@ bool sim_regions_merge(sim_region_list *list)
             readers += sorted[i].access & SIM_READ ? sorted[i].step : 0;
             writers += sorted[i].access & SIM_WRITE ? sorted[i].step : 0;
         }
-        uint32_t access = (readers > 0 ? SIM_READ : 0u) |
-                          (writers > 0 ? SIM_WRITE : 0u);
+        uint32_t access =
+            (readers > 0 ? SIM_READ : 0u) | (writers > 0 ? SIM_WRITE : 0u);
         if (i == edges || access == 0) {
             continue;
         }

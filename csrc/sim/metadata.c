@@ -211,8 +211,7 @@ static bool read_arg(cursor *from, sim_arg *arg)
     if (arg->name == NULL && !copy_text((text){"", 0}, &arg->name)) {
         return false;
     }
-    arg->hidden =
-        arg->kind != NULL && strncmp(arg->kind, "hidden_", 7) == 0;
+    arg->hidden = arg->kind != NULL && strncmp(arg->kind, "hidden_", 7) == 0;
     return arg->kind != NULL &&
            sim_within(arg->offset, arg->size, SIM_MAX_KERNARG);
 }

@@ -26,8 +26,10 @@ enum {
     RELOC_NONE = 0,
     RELOC_RELATIVE64 = 13,
     NOTE_AMDGPU_METADATA = 32,
-    FLAG_XNACK = 0x300, FLAG_XNACK_ON = 0x300,
-    FLAG_SRAMECC = 0xc00, FLAG_SRAMECC_OFF = 0x800,
+    FLAG_XNACK = 0x300,
+    FLAG_XNACK_ON = 0x300,
+    FLAG_SRAMECC = 0xc00,
+    FLAG_SRAMECC_OFF = 0x800,
     DESCRIPTOR_BYTES = 64,
     IMAGE_ALIGN = 4096
 };
@@ -53,20 +55,25 @@ static const struct {
     uint8_t machine;
     const char *name;
 } arch_names[] = {
-    {0x2c, "gfx900"},   {0x2d, "gfx902"},   {0x2e, "gfx904"},
-    {0x2f, "gfx906"},   {0x30, "gfx908"},   {0x31, "gfx909"},
-    {0x32, "gfx90c"},   {0x33, "gfx1010"},  {0x34, "gfx1011"},
-    {0x35, "gfx1012"},  {0x36, "gfx1030"},  {0x37, "gfx1031"},
-    {0x38, "gfx1032"},  {0x39, "gfx1033"},  {0x3d, "gfx1035"},
-    {0x3e, "gfx1034"},  {0x3f, "gfx90a"},   {0x41, "gfx1100"},
-    {0x42, "gfx1013"},  {0x43, "gfx1150"},  {0x44, "gfx1103"},
-    {0x45, "gfx1036"},  {0x46, "gfx1101"},  {0x47, "gfx1102"},
-    {0x48, "gfx1200"},  {0x49, "gfx1250"},  {0x4a, "gfx1151"},
-    {0x4c, "gfx942"},   {0x4e, "gfx1201"},  {0x4f, "gfx950"},
-    {0x51, "gfx9-generic"},   {0x52, "gfx10-1-generic"},
+    {0x2c, "gfx900"},          {0x2d, "gfx902"},
+    {0x2e, "gfx904"},          {0x2f, "gfx906"},
+    {0x30, "gfx908"},          {0x31, "gfx909"},
+    {0x32, "gfx90c"},          {0x33, "gfx1010"},
+    {0x34, "gfx1011"},         {0x35, "gfx1012"},
+    {0x36, "gfx1030"},         {0x37, "gfx1031"},
+    {0x38, "gfx1032"},         {0x39, "gfx1033"},
+    {0x3d, "gfx1035"},         {0x3e, "gfx1034"},
+    {0x3f, "gfx90a"},          {0x41, "gfx1100"},
+    {0x42, "gfx1013"},         {0x43, "gfx1150"},
+    {0x44, "gfx1103"},         {0x45, "gfx1036"},
+    {0x46, "gfx1101"},         {0x47, "gfx1102"},
+    {0x48, "gfx1200"},         {0x49, "gfx1250"},
+    {0x4a, "gfx1151"},         {0x4c, "gfx942"},
+    {0x4e, "gfx1201"},         {0x4f, "gfx950"},
+    {0x51, "gfx9-generic"},    {0x52, "gfx10-1-generic"},
     {0x53, "gfx10-3-generic"}, {0x54, "gfx11-generic"},
-    {0x55, "gfx1152"},  {0x58, "gfx1153"},  {0x59, "gfx12-generic"},
-    {0x5f, "gfx9-4-generic"},
+    {0x55, "gfx1152"},         {0x58, "gfx1153"},
+    {0x59, "gfx12-generic"},   {0x5f, "gfx9-4-generic"},
 };
 
 const char *sim_arch_name(uint32_t flags)
@@ -112,8 +119,7 @@ static hipError_t check_header(const file_view *file, bool runnable,
                         "expected 0x%x with 2 to 4 (code object v4 to v6)",
                         header->e_ident[EI_OSABI], version, OSABI_AMDGPU_HSA);
     }
-    if (header->e_type != ET_DYN ||
-        header->e_phentsize != sizeof(Elf64_Phdr) ||
+    if (header->e_type != ET_DYN || header->e_phentsize != sizeof(Elf64_Phdr) ||
         header->e_shentsize != sizeof(Elf64_Shdr)) {
         return sim_fail(hipErrorInvalidImage,
                         "code object: ELF type %u, header sizes %u and %u, "
@@ -128,18 +134,17 @@ static hipError_t check_header(const file_view *file, bool runnable,
         return sim_fail(hipErrorNoBinaryForGpu,
                         "code object: built for %s (machine 0x%x), expected "
                         "gfx906 (machine 0x2f)",
-                        sim_arch_name(header->e_flags),
-                        header->e_flags & 0xff);
+                        sim_arch_name(header->e_flags), header->e_flags & 0xff);
     }
     if ((header->e_flags & FLAG_XNACK) == FLAG_XNACK_ON ||
         (header->e_flags & FLAG_SRAMECC) == FLAG_SRAMECC_OFF) {
-        return sim_fail(hipErrorNoBinaryForGpu,
-                        "code object: built for gfx906%s%s, the simulated "
-                        "device is gfx906:sramecc+:xnack-",
-                        (header->e_flags & FLAG_SRAMECC) == FLAG_SRAMECC_OFF
-                            ? ":sramecc-" : "",
-                        (header->e_flags & FLAG_XNACK) == FLAG_XNACK_ON
-                            ? ":xnack+" : "");
+        return sim_fail(
+            hipErrorNoBinaryForGpu,
+            "code object: built for gfx906%s%s, the simulated "
+            "device is gfx906:sramecc+:xnack-",
+            (header->e_flags & FLAG_SRAMECC) == FLAG_SRAMECC_OFF ? ":sramecc-"
+                                                                 : "",
+            (header->e_flags & FLAG_XNACK) == FLAG_XNACK_ON ? ":xnack+" : "");
     }
     return hipSuccess;
 }
@@ -209,8 +214,8 @@ static hipError_t load_segments(sim_object *object, const file_view *file,
         return sim_fail(hipErrorInvalidImage,
                         "code object: no loadable segment");
     }
-    object->image_bytes = (size_t)(reached + IMAGE_ALIGN - 1) /
-                          IMAGE_ALIGN * IMAGE_ALIGN;
+    object->image_bytes =
+        (size_t)(reached + IMAGE_ALIGN - 1) / IMAGE_ALIGN * IMAGE_ALIGN;
     void *image = mmap(NULL, object->image_bytes, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (image == MAP_FAILED) {
@@ -221,8 +226,8 @@ static hipError_t load_segments(sim_object *object, const file_view *file,
     object->image = image;
     for (size_t i = 0; i < loads; i++) {
         uint64_t begin = (uint64_t)(uintptr_t)image + load[i].p_vaddr;
-        memcpy(object->image + load[i].p_vaddr,
-               file->bytes + load[i].p_offset, (size_t)load[i].p_filesz);
+        memcpy(object->image + load[i].p_vaddr, file->bytes + load[i].p_offset,
+               (size_t)load[i].p_filesz);
         object->segment[object->segment_count++] = (sim_region){
             begin, begin + load[i].p_memsz,
             load[i].p_flags & PF_W ? SIM_READ | SIM_WRITE : SIM_READ};
@@ -266,8 +271,8 @@ static hipError_t relocate(sim_object *object, const file_view *file,
                             (unsigned long long)entry.r_offset,
                             RELOC_RELATIVE64);
         }
-        uint64_t value = (uint64_t)(uintptr_t)object->image +
-                         (uint64_t)entry.r_addend;
+        uint64_t value =
+            (uint64_t)(uintptr_t)object->image + (uint64_t)entry.r_addend;
         memcpy(object->image + entry.r_offset, &value, sizeof value);
     }
     return hipSuccess;
@@ -317,8 +322,7 @@ static hipError_t add_kernel(sim_object *object, const Elf64_Sym *symbol,
     sim_kernel *kernel = &object->kernel[object->kernel_count];
 
     if (object->kernel_count == SIM_MAX_KERNELS ||
-        !sim_within(symbol->st_value, DESCRIPTOR_BYTES,
-                    object->image_bytes)) {
+        !sim_within(symbol->st_value, DESCRIPTOR_BYTES, object->image_bytes)) {
         return sim_fail(hipErrorInvalidImage,
                         "code object: kernel descriptor %s at 0x%llx: beyond "
                         "the image, or more than %d kernels",
@@ -376,8 +380,8 @@ static hipError_t read_symbols(sim_object *object, const file_view *file,
                 symbol.st_name >= strings->sh_size) {
                 continue;
             }
-            const char *name = (const char *)file->bytes +
-                               strings->sh_offset + symbol.st_name;
+            const char *name =
+                (const char *)file->bytes + strings->sh_offset + symbol.st_name;
             size_t room = (size_t)(strings->sh_size - symbol.st_name);
             size_t length = strnlen(name, room);
             if (length == room || length <= 3 ||
@@ -415,8 +419,7 @@ static hipError_t read_sections(sim_object *object, const file_view *file,
         } else if (section.sh_type == SHT_DYNSYM) {
             if (section.sh_link >= header->e_shnum ||
                 !read_file(file,
-                           header->e_shoff +
-                               section.sh_link * sizeof strings,
+                           header->e_shoff + section.sh_link * sizeof strings,
                            &strings, sizeof strings)) {
                 return sim_fail(hipErrorInvalidImage,
                                 "code object: symbol names in section %u of "
@@ -455,16 +458,14 @@ static hipError_t read_notes(sim_object *object, const file_view *file,
         }
         if (note.n_type == NOTE_AMDGPU_METADATA && note.n_namesz == 7 &&
             memcmp(file->bytes + name, "AMDGPU", 7) == 0) {
-            return sim_metadata_read(object, file->bytes + text,
-                                     note.n_descsz);
+            return sim_metadata_read(object, file->bytes + text, note.n_descsz);
         }
         at = text + ((uint64_t)note.n_descsz + 3) / 4 * 4;
     }
     return hipSuccess;
 }
 
-static hipError_t read_note_segments(sim_object *object,
-                                     const file_view *file,
+static hipError_t read_note_segments(sim_object *object, const file_view *file,
                                      const Elf64_Ehdr *header)
 {
     for (unsigned i = 0; i < header->e_phnum; i++) {
@@ -472,8 +473,7 @@ static hipError_t read_note_segments(sim_object *object,
         (void)read_file(file, header->e_phoff + i * sizeof segment, &segment,
                         sizeof segment);
         if (segment.p_type == PT_NOTE) {
-            return read_notes(object, file, segment.p_offset,
-                              segment.p_filesz);
+            return read_notes(object, file, segment.p_offset, segment.p_filesz);
         }
     }
     return hipSuccess;

@@ -49,8 +49,7 @@ static void read_environment(void)
                               "hipsim: %s=%s: expected a number from %lld to "
                               "%lld, using %lld\n",
                               row->variable, text, (long long)row->lowest,
-                              (long long)row->highest,
-                              (long long)row->initial);
+                              (long long)row->highest, (long long)row->initial);
             }
         }
         atomic_store(&values[i], value);
@@ -104,8 +103,8 @@ HIPSIM_API hipError_t hipsimGetOption(const char *name, int64_t *value)
     sim_report_clear();
     hipError_t status = find_option(name, &option);
     if (status == hipSuccess && value == NULL) {
-        status = sim_fail(hipErrorInvalidValue, "option %s: value is NULL",
-                          name);
+        status =
+            sim_fail(hipErrorInvalidValue, "option %s: value is NULL", name);
     }
     if (status == hipSuccess) {
         *value = sim_option_get(option);

@@ -64,8 +64,7 @@ static void release_module(hipModule_t module)
     }
 }
 
-static hipError_t open_module(hipModule_t *out, const void *image,
-                              size_t bytes)
+static hipError_t open_module(hipModule_t *out, const void *image, size_t bytes)
 {
     hipModule_t module = calloc(1, sizeof *module);
     hipError_t status;
@@ -80,9 +79,9 @@ static hipError_t open_module(hipModule_t *out, const void *image,
     const sim_object *object = module->object;
     module->function =
         calloc(object->kernel_count + 1, sizeof module->function[0]);
-    module->code = sim_code_create(
-        (uint64_t)(uintptr_t)object->image + object->text,
-        (size_t)object->text_bytes);
+    module->code =
+        sim_code_create((uint64_t)(uintptr_t)object->image + object->text,
+                        (size_t)object->text_bytes);
     if (module->function == NULL || module->code == NULL) {
         status = sim_fail(hipErrorOutOfMemory, "module: out of memory");
         goto fail;
@@ -116,8 +115,7 @@ HIPSIM_API hipError_t hipsimModuleLoad(hipModule_t *module, const void *image,
     return open_module(module, image, bytes);
 }
 
-HIPSIM_API hipError_t hipModuleLoadData(hipModule_t *module,
-                                        const void *image)
+HIPSIM_API hipError_t hipModuleLoadData(hipModule_t *module, const void *image)
 {
     sim_report_clear();
     if (module == NULL || image == NULL) {
@@ -205,8 +203,7 @@ HIPSIM_API hipError_t hipModuleLoad(hipModule_t *module, const char *path)
 /* The link that points to `module`, or NULL. The caller holds the lock. */
 static hipModule_t *find_module(hipModule_t module)
 {
-    for (hipModule_t *link = &modules; *link != NULL;
-         link = &(*link)->next) {
+    for (hipModule_t *link = &modules; *link != NULL; link = &(*link)->next) {
         if (*link == module) {
             return link;
         }
@@ -232,8 +229,7 @@ HIPSIM_API hipError_t hipModuleUnload(hipModule_t module)
 }
 
 HIPSIM_API hipError_t hipModuleGetFunction(hipFunction_t *function,
-                                           hipModule_t module,
-                                           const char *name)
+                                           hipModule_t module, const char *name)
 {
     hipError_t status = hipSuccess;
 
@@ -356,10 +352,12 @@ static hipError_t launch_held(hipFunction_t function, sim_launch *launch,
     return status;
 }
 
-HIPSIM_API hipError_t hipsimLaunch(
-    hipFunction_t function, const uint32_t grid[3], const uint32_t block[3],
-    uint32_t dynamic_lds_bytes, void **params, const hipsim_tensor *tensors,
-    size_t tensor_count, hipsim_stats *stats)
+HIPSIM_API hipError_t hipsimLaunch(hipFunction_t function,
+                                   const uint32_t grid[3],
+                                   const uint32_t block[3],
+                                   uint32_t dynamic_lds_bytes, void **params,
+                                   const hipsim_tensor *tensors,
+                                   size_t tensor_count, hipsim_stats *stats)
 {
     sim_stats counted = {0};
 
@@ -377,8 +375,8 @@ HIPSIM_API hipError_t hipsimLaunch(
             .dynamic_lds_bytes = dynamic_lds_bytes,
             .params = params,
         };
-        status = launch_held(function, &launch, tensors, tensor_count,
-                             &counted);
+        status =
+            launch_held(function, &launch, tensors, tensor_count, &counted);
         release_module(function->module);
     }
     if (stats != NULL) {
@@ -419,8 +417,7 @@ static hipError_t read_extra(void **extra, sim_launch *launch)
 HIPSIM_API hipError_t hipModuleLaunchKernel(
     hipFunction_t function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
     unsigned block_x, unsigned block_y, unsigned block_z,
-    unsigned dynamic_lds_bytes, hipStream_t stream, void **params,
-    void **extra)
+    unsigned dynamic_lds_bytes, hipStream_t stream, void **params, void **extra)
 {
     sim_launch launch = {
         .groups = {grid_x, grid_y, grid_z},

@@ -138,14 +138,12 @@ HIPSIM_API hipError_t hipStreamIsCapturing(hipStream_t stream, int *status)
     return error;
 }
 
-HIPSIM_API hipError_t hipEventCreateWithFlags(hipEvent_t *event,
-                                              unsigned flags)
+HIPSIM_API hipError_t hipEventCreateWithFlags(hipEvent_t *event, unsigned flags)
 {
     (void)flags; /* none changes what a host clock can tell */
     sim_report_clear();
     if (event == NULL) {
-        return sim_fail(hipErrorInvalidValue,
-                        "hipEventCreate: event is NULL");
+        return sim_fail(hipErrorInvalidValue, "hipEventCreate: event is NULL");
     }
     *event = calloc(1, sizeof **event);
     if (*event == NULL) {

@@ -9,6 +9,7 @@ import functools
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,21 @@ def option():
     yield hipsim.set_option
     for name, value in before.items():
         hipsim.set_option(name, value)
+
+
+@pytest.fixture
+def run_script():
+    """run_script(script, *arguments, **environment): a Python of its own."""
+    root = Path(hipsim.__file__).resolve().parents[1]
+
+    def call(script: str, *arguments: object, **environment: str):
+        return subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(root), **environment},
+            timeout=60,
+            check=False,
+        )
+
+    return call

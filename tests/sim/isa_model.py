@@ -97,7 +97,9 @@ def arithmetic(
     negative = math.copysign(1.0, result) < 0
     if mode == 2 and exact is not product:
         # Rounding down, x + -x and +0 + -0 are -0.
-        parts = [*values[:2]] if len(values) == 2 else [values[0] * values[1], values[2]]
+        parts = (
+            [*values[:2]] if len(values) == 2 else [values[0] * values[1], values[2]]
+        )
         negative = not all(math.copysign(1.0, v) > 0 for v in parts)
     return negative << (FORMATS[kind][2] - 1)
 
@@ -182,7 +184,7 @@ def whole(bits: int, kind: str, rule: Callable[[Fraction], int]) -> int:
 
 
 def classify(bits: int, kind: str, mask: int) -> int:
-    _, _, width, mantissa, bias = FORMATS[kind]
+    _, _, width, _, bias = FORMATS[kind]
     negative = bits >> (width - 1)
     x = to_float(bits, kind)
     if is_nan(bits, kind):
@@ -219,11 +221,7 @@ def convert(bits: int, source: str, target: str, mode: int = 0) -> int:
         mantissa = bits & ((1 << FORMATS[source][3]) - 1)
         payload = mantissa << shift if shift > 0 else mantissa >> -shift
         sign = bits >> (FORMATS[source][2] - 1)
-        return (
-            infinity(target, bool(sign))
-            | payload
-            | 1 << (FORMATS[target][3] - 1)
-        )
+        return infinity(target, bool(sign)) | payload | 1 << (FORMATS[target][3] - 1)
     x = to_float(bits, source)
     if mode and math.isfinite(x) and x != 0:
         return round_fraction(Fraction(x), target, mode)
@@ -269,7 +267,9 @@ def ldexp(bits: int, kind: str, power: int) -> int:
     x = to_float(bits, kind)
     if math.isinf(x) or x == 0:
         return bits
-    return round_fraction(Fraction(x) * Fraction(2) ** saturate(power, -5000, 5000), kind)
+    return round_fraction(
+        Fraction(x) * Fraction(2) ** saturate(power, -5000, 5000), kind
+    )
 
 
 def product(a: Any, b: Any) -> Any:
@@ -314,26 +314,48 @@ def table() -> dict[str, Row]:
             "3",
             lambda a, b, c, k=kind: arithmetic(k, fused, [a, b, c]),
         )
-    add("v_add_f64", "f64 f64 f64", "3",
-        lambda a, b: arithmetic("f64", lambda x, y: x + y, [a, b]))
-    add("v_mul_f64", "f64 f64 f64", "3",
-        lambda a, b: arithmetic("f64", lambda x, y: x * y, [a, b]))
-    add("v_fma_f64", "f64 f64 f64 f64", "3",
-        lambda a, b, c: arithmetic("f64", fused, [a, b, c]))
+    add(
+        "v_add_f64",
+        "f64 f64 f64",
+        "3",
+        lambda a, b: arithmetic("f64", lambda x, y: x + y, [a, b]),
+    )
+    add(
+        "v_mul_f64",
+        "f64 f64 f64",
+        "3",
+        lambda a, b: arithmetic("f64", lambda x, y: x * y, [a, b]),
+    )
+    add(
+        "v_fma_f64",
+        "f64 f64 f64 f64",
+        "3",
+        lambda a, b, c: arithmetic("f64", fused, [a, b, c]),
+    )
     for kind, where in (("f32", "2"), ("f16", "2"), ("f64", "3")):
         for name, largest in (("min", False), ("max", True)):
-            add(f"v_{name}_{kind}", f"{kind} {kind} {kind}", where,
-                lambda a, b, k=kind, g=largest: minimum(k, a, b, g))
+            add(
+                f"v_{name}_{kind}",
+                f"{kind} {kind} {kind}",
+                where,
+                lambda a, b, k=kind, g=largest: minimum(k, a, b, g),
+            )
     for kind in ("f32", "f16"):
         for name, largest in (("min3", False), ("max3", True)):
-            add(f"v_{name}_{kind}", f"{kind} {kind} {kind} {kind}", "3",
-                lambda a, b, c, k=kind, g=largest: extreme3(k, g, a, b, c))
+            add(
+                f"v_{name}_{kind}",
+                f"{kind} {kind} {kind} {kind}",
+                "3",
+                lambda a, b, c, k=kind, g=largest: extreme3(k, g, a, b, c),
+            )
     two = {
         "v_mul_i32_i24": ("i32 i32 i32", lambda a, b: sx(a, 24) * sx(b, 24)),
         "v_mul_hi_i32_i24": ("i32 i32 i32", lambda a, b: sx(a, 24) * sx(b, 24) >> 32),
         "v_mul_u32_u24": ("u32 u32 u32", lambda a, b: (a & 0xFFFFFF) * (b & 0xFFFFFF)),
-        "v_mul_hi_u32_u24":
-            ("u32 u32 u32", lambda a, b: (a & 0xFFFFFF) * (b & 0xFFFFFF) >> 32),
+        "v_mul_hi_u32_u24": (
+            "u32 u32 u32",
+            lambda a, b: (a & 0xFFFFFF) * (b & 0xFFFFFF) >> 32,
+        ),
         "v_min_i32": ("i32 i32 i32", min),
         "v_max_i32": ("i32 i32 i32", max),
         "v_min_u32": ("u32 u32 u32", min),
@@ -363,9 +385,14 @@ def table() -> dict[str, Row]:
     for name, (types, function) in two.items():
         add(name, types, "2", function)
     add("v_ldexp_f16", "f16 f16 i16", "2", lambda a, b: ldexp(a, "f16", b))
-    add("v_mul_legacy_f32", "f32 f32 f32", "2",
-        lambda a, b: 0 if 0 in (a & 0x7FFFFFFF, b & 0x7FFFFFFF)
-        else arithmetic("f32", lambda x, y: x * y, [a, b]))
+    add(
+        "v_mul_legacy_f32",
+        "f32 f32 f32",
+        "2",
+        lambda a, b: 0
+        if 0 in (a & 0x7FFFFFFF, b & 0x7FFFFFFF)
+        else arithmetic("f32", lambda x, y: x * y, [a, b]),
+    )
     one = {
         "v_mov_b32": ("u32 u32", lambda a: a),
         "v_not_b32": ("u32 u32", lambda a: ~a),
@@ -389,37 +416,62 @@ def table() -> dict[str, Row]:
         "v_cvt_f16_i16": ("f16 i16", lambda a: round_to("f16", float(a))),
         "v_cvt_u16_f16": ("u16 f16", lambda a: to_int(a, "f16", 0, 65535)),
         "v_cvt_i16_f16": ("i16 f16", lambda a: to_int(a, "f16", -32768, 32767)),
-        "v_cvt_flr_i32_f32": ("i32 f32", lambda a: to_int(
-            whole(a, "f32", math.floor), "f32", -(2**31), 2**31 - 1)),
+        "v_cvt_flr_i32_f32": (
+            "i32 f32",
+            lambda a: to_int(whole(a, "f32", math.floor), "f32", -(2**31), 2**31 - 1),
+        ),
         "v_cvt_off_f32_i4": ("f32 u32", lambda a: round_to("f32", sx(a, 4) / 16)),
     }
     for i in range(4):
         one[f"v_cvt_f32_ubyte{i}"] = (
-            "f32 u32", lambda a, i=i: round_to("f32", float(a >> 8 * i & 255)))
+            "f32 u32",
+            lambda a, i=i: round_to("f32", float(a >> 8 * i & 255)),
+        )
     for kind in ("f16", "f32", "f64"):
-        for name, rule in (("trunc", math.trunc), ("ceil", math.ceil),
-                           ("floor", math.floor), ("rndne", round)):
+        for name, rule in (
+            ("trunc", math.trunc),
+            ("ceil", math.ceil),
+            ("floor", math.floor),
+            ("rndne", round),
+        ):
             one[f"v_{name}_{kind}"] = (
-                f"{kind} {kind}", lambda a, k=kind, r=rule: whole(a, k, r))
+                f"{kind} {kind}",
+                lambda a, k=kind, r=rule: whole(a, k, r),
+            )
         exponent = "i16" if kind == "f16" else "i32"
         one[f"v_frexp_exp_{exponent}_{kind}"] = (
-            f"{exponent} {kind}", lambda a, k=kind: frexp_exponent(a, k))
+            f"{exponent} {kind}",
+            lambda a, k=kind: frexp_exponent(a, k),
+        )
         one[f"v_frexp_mant_{kind}"] = (
-            f"{kind} {kind}", lambda a, k=kind: frexp_mantissa(a, k))
+            f"{kind} {kind}",
+            lambda a, k=kind: frexp_mantissa(a, k),
+        )
     for name, (types, function) in one.items():
         add(name, types, "1", function)
     three = {
         "v_mad_i32_i24": ("i32 i32 i32 i32", lambda a, b, c: sx(a, 24) * sx(b, 24) + c),
         "v_mad_u32_u24": (
-            "u32 u32 u32 u32", lambda a, b, c: (a & 0xFFFFFF) * (b & 0xFFFFFF) + c),
-        "v_bfe_u32": ("u32 u32 u32 u32",
-                      lambda a, b, c: a >> (b & 31) & ((1 << (c & 31)) - 1)),
-        "v_bfe_i32": ("i32 u32 u32 u32",
-                      lambda a, b, c: field_signed(a, b & 31, c & 31)),
+            "u32 u32 u32 u32",
+            lambda a, b, c: (a & 0xFFFFFF) * (b & 0xFFFFFF) + c,
+        ),
+        "v_bfe_u32": (
+            "u32 u32 u32 u32",
+            lambda a, b, c: a >> (b & 31) & ((1 << (c & 31)) - 1),
+        ),
+        "v_bfe_i32": (
+            "i32 u32 u32 u32",
+            lambda a, b, c: field_signed(a, b & 31, c & 31),
+        ),
         "v_bfi_b32": ("u32 u32 u32 u32", lambda a, b, c: (a & b) | (~a & c)),
-        "v_alignbit_b32": ("u32 u32 u32 u32", lambda a, b, c: (a << 32 | b) >> (c & 31)),
+        "v_alignbit_b32": (
+            "u32 u32 u32 u32",
+            lambda a, b, c: (a << 32 | b) >> (c & 31),
+        ),
         "v_alignbyte_b32": (
-            "u32 u32 u32 u32", lambda a, b, c: (a << 32 | b) >> 8 * (c & 3)),
+            "u32 u32 u32 u32",
+            lambda a, b, c: (a << 32 | b) >> 8 * (c & 3),
+        ),
         "v_min3_i32": ("i32 i32 i32 i32", min),
         "v_max3_i32": ("i32 i32 i32 i32", max),
         "v_med3_i32": ("i32 i32 i32 i32", median),
@@ -429,16 +481,32 @@ def table() -> dict[str, Row]:
         "v_min3_i16": ("i16 i16 i16 i16", min),
         "v_max3_u16": ("u16 u16 u16 u16", max),
         "v_med3_i16": ("i16 i16 i16 i16", median),
-        "v_sad_u8": ("u32 u32 u32 u32", lambda a, b, c: c + sum(
-            abs(x - y) for x, y in zip(bytes_of(a), bytes_of(b)))),
-        "v_msad_u8": ("u32 u32 u32 u32", lambda a, b, c: c + sum(
-            abs(x - y) for x, y in zip(bytes_of(a), bytes_of(b)) if y)),
-        "v_sad_u16": ("u32 u32 u32 u32", lambda a, b, c: c + abs(
-            (a & 0xFFFF) - (b & 0xFFFF)) + abs((a >> 16) - (b >> 16))),
+        "v_sad_u8": (
+            "u32 u32 u32 u32",
+            lambda a, b, c: c
+            + sum(abs(x - y) for x, y in zip(bytes_of(a), bytes_of(b))),
+        ),
+        "v_msad_u8": (
+            "u32 u32 u32 u32",
+            lambda a, b, c: c
+            + sum(abs(x - y) for x, y in zip(bytes_of(a), bytes_of(b)) if y),
+        ),
+        "v_sad_u16": (
+            "u32 u32 u32 u32",
+            lambda a, b, c: c
+            + abs((a & 0xFFFF) - (b & 0xFFFF))
+            + abs((a >> 16) - (b >> 16)),
+        ),
         "v_sad_u32": ("u32 u32 u32 u32", lambda a, b, c: c + abs(a - b)),
-        "v_lerp_u8": ("u32 u32 u32 u32", lambda a, b, c: sum(
-            (x + y + (z & 1) >> 1) << 8 * i for i, (x, y, z) in enumerate(
-                zip(bytes_of(a), bytes_of(b), bytes_of(c))))),
+        "v_lerp_u8": (
+            "u32 u32 u32 u32",
+            lambda a, b, c: sum(
+                (x + y + (z & 1) >> 1) << 8 * i
+                for i, (x, y, z) in enumerate(
+                    zip(bytes_of(a), bytes_of(b), bytes_of(c))
+                )
+            ),
+        ),
         "v_perm_b32": ("u32 u32 u32 u32", perm),
         "v_mad_u32_u16": ("u32 u16 u16 u32", lambda a, b, c: a * b + c),
         "v_mad_i32_i16": ("i32 i16 i16 i32", lambda a, b, c: a * b + c),
@@ -448,7 +516,9 @@ def table() -> dict[str, Row]:
         "v_xad_u32": ("u32 u32 u32 u32", lambda a, b, c: (a ^ b) + c),
         "v_lshl_add_u32": ("u32 u32 u32 u32", lambda a, b, c: (a << (b & 31)) + c),
         "v_add_lshl_u32": (
-            "u32 u32 u32 u32", lambda a, b, c: (a + b & M32) << (c & 31)),
+            "u32 u32 u32 u32",
+            lambda a, b, c: (a + b & M32) << (c & 31),
+        ),
         "v_add3_u32": ("u32 u32 u32 u32", lambda a, b, c: a + b + c),
         "v_lshl_or_b32": ("u32 u32 u32 u32", lambda a, b, c: (a << (b & 31)) | c),
         "v_and_or_b32": ("u32 u32 u32 u32", lambda a, b, c: (a & b) | c),
@@ -462,12 +532,20 @@ def table() -> dict[str, Row]:
         "v_ashrrev_i64": ("i64 u32 i64", lambda a, b: b >> (a & 63)),
         "v_bfm_b32": ("u32 u32 u32", lambda a, b: ((1 << (a & 31)) - 1) << (b & 31)),
         "v_cvt_pk_u16_u32": (
-            "u32 u32 u32", lambda a, b: min(a, 65535) | min(b, 65535) << 16),
-        "v_cvt_pk_i16_i32": ("u32 i32 i32", lambda a, b: (
-            saturate(a, -32768, 32767) & 0xFFFF)
-            | (saturate(b, -32768, 32767) & 0xFFFF) << 16),
-        "v_cvt_pkrtz_f16_f32": ("u32 f32 f32", lambda a, b: (
-            convert(a, "f32", "f16", 3) | convert(b, "f32", "f16", 3) << 16)),
+            "u32 u32 u32",
+            lambda a, b: min(a, 65535) | min(b, 65535) << 16,
+        ),
+        "v_cvt_pk_i16_i32": (
+            "u32 i32 i32",
+            lambda a, b: (saturate(a, -32768, 32767) & 0xFFFF)
+            | (saturate(b, -32768, 32767) & 0xFFFF) << 16,
+        ),
+        "v_cvt_pkrtz_f16_f32": (
+            "u32 f32 f32",
+            lambda a, b: (
+                convert(a, "f32", "f16", 3) | convert(b, "f32", "f16", 3) << 16
+            ),
+        ),
         "v_add_i32": ("i32 i32 i32", lambda a, b: a + b),
         "v_sub_i32": ("i32 i32 i32", lambda a, b: a - b),
         "v_add_i16": ("i16 i16 i16", lambda a, b: a + b),

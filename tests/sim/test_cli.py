@@ -30,6 +30,8 @@ GLOBAL void move(job j)
     for (long i = 0; i < j.count; i++) { j.out[i] = j.in[i] + 1.0f; }
 }
 GLOBAL void idle() {}
+typedef int __attribute__((aligned(1))) any_int;
+GLOBAL void odd(int *out, const char *in) { *out = *(const any_int *)(in + 1); }
 GLOBAL void add(long *out, long first, int second) { *out = first + second; }
 """
 
@@ -148,6 +150,15 @@ def test_run_reports_a_fault_with_exit_code_1_and_writes_nothing(run, folder):
     assert err.count("\n") == 1
     assert "scale: illegal address at pc" in err and "lane 3" in err
     assert not (folder / "out").exists()
+
+
+def test_run_counts_misaligned_accesses_at_level_1(run, folder):
+    arguments = scale_arguments()[:2]
+    for level, words in (("0", "1 workgroups\n"), ("1", ", 1 misaligned accesses\n")):
+        code, out, _ = run("odd", arguments, "--check", level, block="1,1,1")
+        assert code == 0 and out.endswith(words)
+    written = (folder / "out" / "o.npy").read_bytes()
+    assert written[-16:-12] == float_bytes(1, 2)[1:5]
 
 
 def test_run_without_arguments(folder, capsys):
@@ -280,7 +291,7 @@ def test_run_refuses_an_unknown_kernel(run):
 def test_info_prints_a_table_or_json(folder, capsys):
     code, out, _ = command(capsys, "info", folder / "k.co")
     assert code == 0
-    assert "amdgcn-amd-amdhsa--gfx906:sramecc+:xnack-, code object v5, 4 kernels" in out
+    assert "amdgcn-amd-amdhsa--gfx906:sramecc+:xnack-, code object v5, 5 kernels" in out
     code, text, _ = command(capsys, "info", folder / "k.co", "--json")
     facts = json.loads(text)
     assert code == 0 and facts == hipsim.object_info(folder / "k.co")
@@ -309,7 +320,7 @@ def test_disasm_prints_and_counts_instructions(compile_hip, folder, capsys):
     assert list(counts.values()) == sorted(counts.values(), reverse=True)
     code, out, _ = command(capsys, "disasm", folder / "k.co")
     names = [line[:-1] for line in out.splitlines() if line[0] != " "]
-    assert sorted(names) == ["add", "idle", "move", "scale"]
+    assert sorted(names) == ["add", "idle", "move", "odd", "scale"]
 
 
 def test_disasm_is_for_gfx906_alone(compile_hip, folder, capsys):

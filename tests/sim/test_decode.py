@@ -249,9 +249,12 @@ def test_compiled_code_disassembles_as_llvm_says(
     if shutil.which(clang) is None:
         pytest.skip(f"no {clang}")
     code, out = tmp_path / "k.hip", tmp_path / "k.co"
-    text = SOURCE.replace("__hip_atomic_fetch_add(&out[n], 1.0f, __ATOMIC_RELAXED, 4);",
-                          "" if clang == "clang-15" else
-                          "__hip_atomic_fetch_add(&out[n], 1.0f, __ATOMIC_RELAXED, 4);")
+    text = SOURCE.replace(
+        "__hip_atomic_fetch_add(&out[n], 1.0f, __ATOMIC_RELAXED, 4);",
+        ""
+        if clang == "clang-15"
+        else "__hip_atomic_fetch_add(&out[n], 1.0f, __ATOMIC_RELAXED, 4);",
+    )
     code.write_text(PRELUDE + text)
     abi = 4 if clang == "clang-15" else 5
     result = subprocess.run(

@@ -26,8 +26,14 @@ def register(name: str, kind: str) -> str:
     return f"v[{n}:{n + 1}]" if width(kind) == 64 else f"v{n}"
 
 
-def take(value: int, kind: str, *, high: bool = False, neg: bool = False,
-         absolute: bool = False) -> int:
+def take(
+    value: int,
+    kind: str,
+    *,
+    high: bool = False,
+    neg: bool = False,
+    absolute: bool = False,
+) -> int:
     """The operand as the model's functions want it."""
     bits = value >> (16 if high else 0) & ((1 << width(kind)) - 1)
     if absolute:
@@ -37,7 +43,9 @@ def take(value: int, kind: str, *, high: bool = False, neg: bool = False,
     return isa_model.sx(bits, width(kind)) if kind[0] == "i" else bits
 
 
-def check(cases: Sequence[Case], expected: Sequence[list[int]], **settings: int) -> None:
+def check(
+    cases: Sequence[Case], expected: Sequence[list[int]], **settings: int
+) -> None:
     """Runs the cases and names the first differing lane of each."""
     wrong = []
     for case, want, got in zip(cases, expected, run_cases(cases, **settings)):
@@ -84,7 +92,9 @@ def test_each_instruction_equals_the_model(where: str) -> None:
     check(cases, expected)
 
 
-def modified_cases(rng: random.Random, count: int) -> tuple[list[Case], list[list[int]]]:
+def modified_cases(
+    rng: random.Random, count: int
+) -> tuple[list[Case], list[list[int]]]:
     """VOP3 forms with random signs, clamp and op_sel."""
     cases, expected = [], []
     names = [n for n, row in TABLE.items() if row[0].split()[0][0] == "f"]
@@ -93,8 +103,10 @@ def modified_cases(rng: random.Random, count: int) -> tuple[list[Case], list[lis
         types, where, function = TABLE[name]
         d, *kinds = types.split()
         halves = name in isa_model.HALVES
-        signs = [(rng.random() < 0.4, rng.random() < 0.3) if k[0] == "f"
-                 else (False, False) for k in kinds]
+        signs = [
+            (rng.random() < 0.4, rng.random() < 0.3) if k[0] == "f" else (False, False)
+            for k in kinds
+        ]
         selects = [halves and rng.random() < 0.5 for _ in kinds]
         clamp, top = rng.random() < 0.4, halves and rng.random() < 0.5
         sources = []
@@ -158,14 +170,22 @@ def test_compares_set_a_bit_per_active_lane(kind: str) -> None:
     cases, masks = [], []
     for name in FLOAT_RELATIONS if kind[0] == "f" else INTEGER_RELATIONS:
         rows = random_rows(rng, [kind, kind])
-        rows = [(a, a if n % 5 == 0 else b, c, d)
-                for n, (a, b, c, d) in enumerate(rows)]
+        rows = [
+            (a, a if n % 5 == 0 else b, c, d) for n, (a, b, c, d) in enumerate(rows)
+        ]
         for x in ("cmp", "cmpx"):
             exec_mask = random_exec(rng)
-            read = "" if x == "cmp" else "\n    s_mov_b64 s[22:23], exec" \
-                "\n    s_mov_b64 exec, -1\n    v_mov_b32 v14, s22\n    v_mov_b32 v15, s23"
-            text = f"v_{x}_{name}_{kind}_e32 vcc, {register('A', kind)}, " \
+            read = (
+                ""
+                if x == "cmp"
+                else "\n    s_mov_b64 s[22:23], exec"
+                "\n    s_mov_b64 exec, -1"
+                "\n    v_mov_b32 v14, s22\n    v_mov_b32 v15, s23"
+            )
+            text = (
+                f"v_{x}_{name}_{kind}_e32 vcc, {register('A', kind)}, "
                 f"{register('B', kind)}{read}"
+            )
             mask = 0
             for n, row in enumerate(rows):
                 a, b = take(row[0], kind), take(row[1], kind)
@@ -186,8 +206,9 @@ def test_compares_set_a_bit_per_active_lane(kind: str) -> None:
 def test_compare_class_knows_the_ten_kinds_of_number(kind: str) -> None:
     rng = random.Random(3)
     rows = random_rows(rng, [kind, "u32"])
-    rows = [(a, 1 << n % 10 if n < 40 else b, c, d)
-            for n, (a, b, c, d) in enumerate(rows)]
+    rows = [
+        (a, 1 << n % 10 if n < 40 else b, c, d) for n, (a, b, c, d) in enumerate(rows)
+    ]
     text = f"v_cmp_class_{kind}_e32 vcc, {register('A', kind)}, v10"
     (got,) = run_cases([Case(text, rows)])
     for n, row in enumerate(rows):
@@ -212,8 +233,11 @@ def test_carries_go_in_and_out_of_masks() -> None:
         takes = ", vcc" if len(name.split("_")[1]) not in (3, 6) else ""
         for suffix in ("_e32", "_e64"):
             text = f"{name}{suffix} v14, vcc, v8, v10{takes}"
-            cases.append(Case(text, random_rows(rng, ["u32", "u32"]),
-                              rng.getrandbits(64), random_exec(rng)))
+            rows = random_rows(rng, ["u32", "u32"])
+            # Equal operands and all ones: where the carry in decides.
+            rows[::4] = [(a, a, c, d) for a, _, c, d in rows[::4]]
+            rows[1::4] = [(a, ~a & 0xFFFFFFFF, c, d) for a, _, c, d in rows[1::4]]
+            cases.append(Case(text, rows, rng.getrandbits(64), random_exec(rng)))
     for case, got in zip(cases, run_cases(cases)):
         function = CARRIES[case.text.split()[0][:-4]]
         for n, (a, b, _, d) in enumerate(case.rows):
@@ -226,14 +250,24 @@ def test_carries_go_in_and_out_of_masks() -> None:
 
 def test_cndmask_and_wide_multiply_add() -> None:
     rng = random.Random(12)
-    select = Case("v_cndmask_b32_e32 v14, v8, v10, vcc",
-                  random_rows(rng, ["u32", "u32"]), rng.getrandbits(64))
-    signed = Case("v_cndmask_b32_e64 v14, -v8, |v10|, s[20:21]",
-                  random_rows(rng, ["u32", "u32"]), rng.getrandbits(64))
-    unsigned = Case("v_mad_u64_u32 v[14:15], vcc, v8, v10, v[12:13]",
-                    random_rows(rng, ["u32", "u32", "u64"]))
-    integer = Case("v_mad_i64_i32 v[14:15], vcc, v8, v10, v[12:13]",
-                   random_rows(rng, ["i32", "i32", "i64"]))
+    select = Case(
+        "v_cndmask_b32_e32 v14, v8, v10, vcc",
+        random_rows(rng, ["u32", "u32"]),
+        rng.getrandbits(64),
+    )
+    signed = Case(
+        "v_cndmask_b32_e64 v14, -v8, |v10|, s[20:21]",
+        random_rows(rng, ["u32", "u32"]),
+        rng.getrandbits(64),
+    )
+    unsigned = Case(
+        "v_mad_u64_u32 v[14:15], vcc, v8, v10, v[12:13]",
+        random_rows(rng, ["u32", "u32", "u64"]),
+    )
+    integer = Case(
+        "v_mad_i64_i32 v[14:15], vcc, v8, v10, v[12:13]",
+        random_rows(rng, ["i32", "i32", "i64"]),
+    )
     cases = [select, signed, unsigned, integer]
     results = run_cases(cases)
     for n in range(LANES):

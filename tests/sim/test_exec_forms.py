@@ -59,12 +59,14 @@ def test_packed_instructions_do_each_half_as_op_sel_says(plain: bool) -> None:
         low = [0 if plain else rng.getrandbits(1) for _ in range(count)]
         high = [1 if plain else rng.getrandbits(1) for _ in range(count)]
         signs = kind == "f16" and not plain
-        neg = [[rng.getrandbits(1) if signs else 0 for _ in range(count)]
-               for _ in range(2)]
+        neg = [
+            [rng.getrandbits(1) if signs else 0 for _ in range(count)] for _ in range(2)
+        ]
         text = f"{name} v14, " + ", ".join(("v8", "v10", "v12")[:count])
         if not plain:
             text += f" op_sel:{low} op_sel_hi:{high}".replace(" ", "").replace(
-                "op_sel", " op_sel")
+                "op_sel", " op_sel"
+            )
             if signs:
                 text += f" neg_lo:{neg[0]}".replace(", ", ",")
                 text += f" neg_hi:{neg[1]}".replace(", ", ",")
@@ -105,20 +107,27 @@ def dot2(a: int, b: int, c: int) -> int:
 def test_dot2_f32_f16_sums_low_then_high_in_float() -> None:
     rng = random.Random(8)
     rows = half_rows(rng)
-    rows = [(a, b, random.Random(n).choice((c, c, 1, 0x807FFFFF, 0x7FA00000)), d)
-            for n, (a, b, c, d) in enumerate(rows)]
+    rows = [
+        (a, b, random.Random(n).choice((c, c, 1, 0x807FFFFF, 0x7FA00000)), d)
+        for n, (a, b, c, d) in enumerate(rows)
+    ]
     cases, expected = [], []
     for text, change in (
         ("", lambda a, b, c: (a, b, c)),
-        (" op_sel:[1,0,0] op_sel_hi:[0,1,0]",
-         lambda a, b, c: (a >> 16 | a << 16 & LOW, b, c)),
-        (" neg_lo:[1,0,0] neg_hi:[0,1,0]",
-         lambda a, b, c: (a ^ 0x8000, b ^ 0x80000000, c)),
+        (
+            " op_sel:[1,0,0] op_sel_hi:[0,1,0]",
+            lambda a, b, c: (a >> 16 | a << 16 & LOW, b, c),
+        ),
+        (
+            " neg_lo:[1,0,0] neg_hi:[0,1,0]",
+            lambda a, b, c: (a ^ 0x8000, b ^ 0x80000000, c),
+        ),
         (" neg_lo:[0,0,1]", lambda a, b, c: (a, b, c ^ 0x80000000)),
     ):
         cases.append(Case(f"v_dot2_f32_f16 v14, v8, v10, v12{text}", rows))
-        expected.append([d & ~LOW | dot2(*change(a & LOW, b & LOW, c & LOW))
-                         for a, b, c, d in rows])
+        expected.append(
+            [d & ~LOW | dot2(*change(a & LOW, b & LOW, c & LOW)) for a, b, c, d in rows]
+        )
     check(cases, expected)
 
 
@@ -128,7 +137,8 @@ def integer_dot(a: int, b: int, c: int, bits: int, signed: bool) -> int:
         return m.sx(x, bits) if signed else x
 
     return sum(part(a, i) * part(b, i) for i in range(0, 32, bits)) + (
-        m.sx(c, 32) if signed else c & LOW)
+        m.sx(c, 32) if signed else c & LOW
+    )
 
 
 def test_integer_dots_accumulate_and_saturate_under_clamp() -> None:
@@ -162,10 +172,15 @@ def test_fma_mix_takes_floats_and_halves() -> None:
         neg, absolute = ([rng.getrandbits(1) for _ in range(3)] for _ in range(2))
         text = f"{name} v14, " + ", ".join(
             "-" * n + "|" * b + r + "|" * b
-            for n, b, r in zip(neg, absolute, ("v8", "v10", "v12")))
+            for n, b, r in zip(neg, absolute, ("v8", "v10", "v12"))
+        )
         text += f" op_sel:{select} op_sel_hi:{half}".replace(", ", ",")
-        rows = [r if n % 2 else s for n, (r, s) in enumerate(
-            zip(half_rows(rng), random_rows(rng, ["f32", "f32", "f32"])))]
+        rows = [
+            r if n % 2 else s
+            for n, (r, s) in enumerate(
+                zip(half_rows(rng), random_rows(rng, ["f32", "f32", "f32"]))
+            )
+        ]
         want = []
         for row in rows:
             operands = []
@@ -200,20 +215,28 @@ SELECTS = {"BYTE_0": (0, 8), "BYTE_1": (8, 8), "BYTE_2": (16, 8), "BYTE_3": (24,
 
 def test_sdwa_picks_extends_and_places_parts() -> None:
     rng = random.Random(13)
-    names = [n for n, (types, where, _) in TABLE.items()
-             if where in "12" and "64" not in types and "legacy" not in n
-             and (n != "v_mov_b32")]
+    names = [
+        n
+        for n, (types, where, _) in TABLE.items()
+        if where in "12"
+        and "64" not in types
+        and "legacy" not in n
+        and (n != "v_mov_b32")
+    ]
     cases, expected = [], []
     for _ in range(120):
         name = rng.choice(names)
         types, _, function = TABLE[name]
         d, *kinds = types.split()
         picks = [rng.choice(list(SELECTS)) for _ in kinds]
-        place, unused = rng.choice(list(SELECTS)), rng.choice(
-            ("UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE"))
+        place, unused = (
+            rng.choice(list(SELECTS)),
+            rng.choice(("UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE")),
+        )
         extend = [k[0] != "f" and rng.random() < 0.5 for k in kinds]
         operands = [f"sext({r})" if e else r for r, e in zip(("v8", "v10"), extend)]
-        text = f"{name}_sdwa v14, {', '.join(operands)} dst_sel:{place} dst_unused:{unused}"
+        text = f"{name}_sdwa v14, {', '.join(operands)}"
+        text += f" dst_sel:{place} dst_unused:{unused}"
         for i, pick in enumerate(picks):
             text += f" src{i}_sel:{pick}"
         rows = random_rows(rng, kinds)
@@ -285,8 +308,10 @@ def test_dpp_reads_all_lanes_before_it_writes_any(in_place: bool) -> None:
         for bound in ("", " bound_ctrl:0"):
             rows_on, banks_on = rng.choice(((15, 15), (10, 15), (15, 5)))
             source = "v14" if in_place else "v8"
-            text = (f"v_add_u32_dpp v14, {source}, v10 {control} "
-                    f"row_mask:{rows_on:#x} bank_mask:{banks_on:#x}{bound}")
+            text = (
+                f"v_add_u32_dpp v14, {source}, v10 {control} "
+                f"row_mask:{rows_on:#x} bank_mask:{banks_on:#x}{bound}"
+            )
             case = Case(text, random_rows(rng, ["u32", "u32"]), exec=random_exec(rng))
             want = []
             for n, row in enumerate(case.rows):
@@ -312,7 +337,9 @@ def test_lane_access_ignores_exec_where_the_manual_says_so() -> None:
         Case(f"v_readfirstlane_b32 s22, v8{move}", rows, exec=mask),
         Case(f"v_readfirstlane_b32 s22, v8{move}", rows, exec=0),
         Case(f"v_readlane_b32 s22, v8, 7{move}", rows, exec=mask),
-        Case("s_movk_i32 s23, 0x85\n    v_writelane_b32 v14, s23, s23", rows, exec=mask),
+        Case(
+            "s_movk_i32 s23, 0xa5\n    v_writelane_b32 v14, s23, s23", rows, exec=mask
+        ),
         Case("v_mbcnt_lo_u32_b32 v14, v8, v10", rows),
         Case("v_mbcnt_hi_u32_b32 v14, v8, v10", rows),
         Case("v_swap_b32 v14, v8\n    v_mov_b32 v15, v8", rows, exec=mask),
@@ -323,7 +350,7 @@ def test_lane_access_ignores_exec_where_the_manual_says_so() -> None:
         assert got[0].d[n] == top | rows[40][0] & LOW
         assert got[1].d[n] == top | rows[0][0] & LOW
         assert got[2].d[n] == top | rows[7][0] & LOW
-        assert got[3].d[n] == (top | 0x85 if n == 5 else d)
+        assert got[3].d[n] == (top | 0xA5 if n == 37 else d)
         below = (1 << n) - 1
         low = bin(a & LOW & below).count("1") + (b & LOW)
         high = bin(a & LOW & below >> 32).count("1") + (b & LOW)
@@ -355,18 +382,23 @@ def test_rounding_follows_the_mode_register(mode: int) -> None:
             for row in rows])  # fmt: skip
     rows = random_rows(rng, ["f32"])
     cases.append(Case("v_cvt_f16_f32_e32 v14, v8", rows))
-    expected.append([r[3] & ~LOW | m.convert(r[0] & LOW, "f32", "f16", mode)
-                     for r in rows])
+    expected.append(
+        [r[3] & ~LOW | m.convert(r[0] & LOW, "f32", "f16", mode) for r in rows]
+    )
     check(cases, expected, round32=mode, round64=mode)
 
 
 def test_denormals_are_flushed_when_the_mode_says_so() -> None:
     rng = random.Random(20)
-    tiny = [(rng.getrandbits(23) | rng.getrandbits(1) << 31, 0x3F800000, 0, 0)
-            for _ in range(LANES)]
-    cases = [Case("v_mul_f32_e32 v14, v8, v10", tiny),
-             Case("v_fma_f32 v14, v8, v10, v12", tiny),
-             Case("v_mov_b32_e32 v14, v8", tiny)]
+    tiny = [
+        (rng.getrandbits(23) | rng.getrandbits(1) << 31, 0x3F800000, 0, 0)
+        for _ in range(LANES)
+    ]
+    cases = [
+        Case("v_mul_f32_e32 v14, v8, v10", tiny),
+        Case("v_fma_f32 v14, v8, v10, v12", tiny),
+        Case("v_mov_b32_e32 v14, v8", tiny),
+    ]
     kept, flushed = run_cases(cases), run_cases(cases, denorm32=0)
     for n, row in enumerate(tiny):
         assert kept[0].d[n] == row[0]
@@ -408,7 +440,7 @@ def test_estimates_are_rounded_from_the_exact_value(name: str) -> None:
         except OverflowError:
             exact = math.inf
         if exact != exact or math.isinf(exact) or abs(exact) >= 2.0**128:
-            want = m.round_to("f32", exact if abs(exact) < math.inf else exact)
+            want = m.round_to("f32", exact)
             assert got == want, f"{name}({x})"
         elif abs(exact) < 2.0**-126:
             assert got & 0x7FFFFFFF == 0, f"{name}({x})"
@@ -461,7 +493,8 @@ def test_division_sequence_is_correctly_rounded_over_the_whole_range() -> None:
             elif d != want:
                 # Denormal quotients may be rounded twice by the sequence.
                 assert abs(d - want) <= 1 and not want & 0x7F800000, (
-                    f"{a:#x} / {b:#x}: expected {want:#x}, got {d:#x}")
+                    f"{a:#x} / {b:#x}: expected {want:#x}, got {d:#x}"
+                )
                 wrong += 1
     assert wrong <= 4
 
@@ -473,8 +506,9 @@ def test_float16_values_survive_the_round_trip() -> None:
         part = values[start : start + (1 << 13) : 127][:LANES]
         part += [0] * (LANES - len(part))
         rows = [(v, 0, 0, 0) for v in part]
-        cases.append(Case("v_cvt_f32_f16_e32 v14, v8\n    v_cvt_f16_f32_e32 v14, v14",
-                          rows))
+        cases.append(
+            Case("v_cvt_f32_f16_e32 v14, v8\n    v_cvt_f16_f32_e32 v14, v14", rows)
+        )
     for case, got in zip(cases, run_cases(cases)):
         for (v, *_), d in zip(case.rows, got.d):
             want = v | 0x200 if m.is_signalling(v, "f16") else v

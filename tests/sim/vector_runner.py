@@ -98,7 +98,7 @@ def run_cases(cases: Sequence[Case], **settings: int) -> list[Outcome]:
                 module.kernel("kernel").launch(
                     (1, 1, 1),
                     (64, 1, 1),
-                    [hipsim.Buffer(source, "r"), hipsim.Buffer(target, "w")],
+                    [hipsim.Buffer(source, "r"), hipsim.Buffer(target, "rw")],
                 )
         finally:
             hipsim.set_option("cpu", before)
