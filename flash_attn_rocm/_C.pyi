@@ -2,7 +2,7 @@
 
 from typing import Any, Callable
 
-class Error(Exception): ...
+class Error(ValueError): ...
 
 _Four = tuple[int, ...]
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -438,6 +439,28 @@ def test_op_and_forward_agree_with_float64_and_bit_for_bit(causal, dim, scale):
     again, lse_again = torch.empty_like(out), torch.empty_like(lse)
     raw_forward(q, k, v, again, lse_again, "gfx906", scale, causal)
     assert torch.equal(out, again) and torch.equal(lse, lse_again)
+
+
+@needs_simulator
+@pytest.mark.parametrize("route", ["op", "forward"])
+def test_python_runs_on_while_a_kernel_does(route):
+    q, k, v = tensors(batch=1, seqlen_q=512, seqlen_k=512, dim=64)
+
+    def work():
+        if route == "op":
+            with simulate("gfx906"):
+                fwd(q, k, v)
+        else:
+            lse = torch.empty(1, 4, 512)
+            raw_forward(q, k, v, torch.empty_like(q), lse, "gfx906")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    ticks = 0
+    while thread.is_alive():
+        ticks += 1
+        time.sleep(0.001)
+    assert ticks > 10  # seen: 120; a kernel that kept the GIL: 2
 
 
 @needs_simulator

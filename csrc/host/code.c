@@ -4,8 +4,8 @@
  * NVIDIA device of capability 8.6 takes the highest fa_sm_8x.cubin with
  * x <= 6: cubins run on later minor versions of their major one.
  *
- * Files are checked here as far as an ELF header tells, because real runtimes
- * have crashed on garbage; what the header cannot tell the runtime says.
+ * Files are checked here as far as an ELF header tells, because HIP takes no
+ * length and must believe the header; what it cannot tell the runtime says.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #define _POSIX_C_SOURCE 200809L

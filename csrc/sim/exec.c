@@ -312,13 +312,11 @@ static void run_wave(wave *w)
 }
 
 /* Runs all waves to the workgroup's end: each to its next barrier in turn.
- * Waves that have ended no longer count at a barrier, as on the hardware;
- * at check level 1 that is a fault, because it is rarely meant. */
+ * Waves that have ended no longer count at a barrier, as on the hardware. */
 static bool run_waves(sim_group *g)
 {
     for (;;) {
-        wave *waiting = NULL;
-        bool ended = false;
+        bool waiting = false;
 
         for (uint32_t i = 0; i < g->active; i++) {
             wave *w = &g->waves[i];
@@ -326,19 +324,10 @@ static bool run_waves(sim_group *g)
             if (w->state == WAVE_FAULT) {
                 return false;
             }
-            if (w->state == WAVE_BARRIER) {
-                waiting = waiting == NULL ? w : waiting;
-            } else {
-                ended = true;
-            }
+            waiting |= w->state == WAVE_BARRIER;
         }
-        if (waiting == NULL) {
+        if (!waiting) {
             return true;
-        }
-        if (ended && g->dispatch->check >= 1) {
-            exec_fault(waiting, SIM_FAULT_BARRIER,
-                       "other waves of the workgroup have ended");
-            return false;
         }
         for (uint32_t i = 0; i < g->active; i++) {
             if (g->waves[i].state == WAVE_BARRIER) {

@@ -88,7 +88,6 @@ static const struct {
     [SIM_FAULT_ALIGNMENT] = {"misaligned access", "address"},
     [SIM_FAULT_PC] = {"jump outside the code", NULL},
     [SIM_FAULT_REGISTER] = {"illegal register", NULL},
-    [SIM_FAULT_BARRIER] = {"barrier that never completes", NULL},
     [SIM_FAULT_BUDGET] = {"instruction budget used up", NULL},
     [SIM_FAULT_TRAP] = {"trap", NULL},
     [SIM_FAULT_MEMORY] = {"out of memory in the simulator", NULL},

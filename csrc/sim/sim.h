@@ -52,7 +52,6 @@ typedef enum sim_fault_kind {
     SIM_FAULT_ALIGNMENT,   /* scalar load or atomic */
     SIM_FAULT_PC,          /* fetch outside the code */
     SIM_FAULT_REGISTER,    /* beyond the kernel's allocation */
-    SIM_FAULT_BARRIER,     /* some waves ended, others wait for ever */
     SIM_FAULT_BUDGET,      /* instruction budget used up */
     SIM_FAULT_TRAP,        /* s_trap */
     SIM_FAULT_MEMORY       /* the simulator itself ran out of memory */

@@ -101,6 +101,7 @@ int main(int argc, char **argv)
     test_reference(&run);
     test_driver(&run);
     test_code(&run);
+    test_torch_abi(&run);
     test_forward(&run);
     printf("%d passed, %d failed, %d skipped\n", run.passed, run.failed,
            run.skipped);

@@ -48,5 +48,6 @@ void test_driver(test_run *run);
 void test_code(test_run *run);
 void test_reference(test_run *run);
 void test_forward(test_run *run);
+void test_torch_abi(test_run *run);
 
 #endif

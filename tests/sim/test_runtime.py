@@ -41,6 +41,17 @@ GLOBAL void turn(int *out, const int *in, int count)
 }
 """
 
+EARLY = """
+GLOBAL void early(int *out)
+{
+    static SHARED int tile[64];
+    if (lane() >= 64) { return; }
+    tile[lane()] = lane();
+    barrier();
+    out[lane()] = tile[63 - lane()];
+}
+"""
+
 HIDDEN = """
 extern SHARED volatile int tile[];
 GLOBAL void hidden(unsigned *out)
@@ -107,6 +118,18 @@ def as_i32(value: int) -> bytes:
 
 def as_f32(value: float) -> bytes:
     return floats([value]).tobytes()
+
+
+# ---- barriers -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("check", [0, 1])
+def test_waves_that_ended_do_not_hold_a_barrier(compile_hip, option, check):
+    option("check", check)
+    out = array.array("i", [-1] * 64)
+    with hipsim.Module(compile_hip(EARLY)) as module:
+        module.kernel("early").launch((1, 1, 1), (256, 1, 1), [Buffer(out)])
+    assert list(out) == list(range(63, -1, -1))
 
 
 # ---- arguments ------------------------------------------------------------
