@@ -18,54 +18,44 @@
         for (unsigned l = (unsigned)__builtin_ctzll(left_), once_ = 1;   \
              once_ != 0; once_ = 0)
 
-/* True if every active lane's [address + offset, + bytes) is in the LDS. */
-static bool in_bounds(wave *w, uint64_t exec, const lane *address,
-                      uint32_t offset, uint32_t bytes)
+/* Forms each lane's address, base + offset; the sum wraps at 32 bits, and
+ * compilers count on that (a base of -4 with an offset of 252). True if every
+ * active lane's access is inside the LDS. */
+static bool find_lanes(wave *w, uint64_t exec, const lane *base,
+                       uint32_t offset, uint32_t bytes,
+                       uint32_t at[SIM_LANES])
 {
-    uint32_t highest = 0;
+    uint32_t highest = 0, low = 0;
 
-    FOR_ACTIVE(l, exec) {
-        highest = address[l].u > highest ? address[l].u : highest;
-    }
-    if (exec == 0 || (uint64_t)highest + offset + bytes
-                         <= w->group->lds_bytes) {
-        return true;
+    for (unsigned l = 0; l < SIM_LANES; l++) {
+        at[l] = base[l].u + offset;
     }
     FOR_ACTIVE(l, exec) {
-        uint64_t at = (uint64_t)address[l].u + offset;
-        if (at + bytes > w->group->lds_bytes) {
-            exec_fault_at(w, SIM_FAULT_LDS, l, at, bytes, "");
-            return false;
+        highest = at[l] > highest ? at[l] : highest;
+        low |= at[l];
+    }
+    if (exec != 0 && (uint64_t)highest + bytes > w->group->lds_bytes) {
+        FOR_ACTIVE(l, exec) {
+            if ((uint64_t)at[l] + bytes > w->group->lds_bytes) {
+                exec_fault_at(w, SIM_FAULT_LDS, l, at[l], bytes, "");
+                break;
+            }
         }
+        return false;
+    }
+    if (w->group->dispatch->check >= 1) {
+        uint32_t natural = bytes == 12 ? 16 : bytes;
+        w->group->misaligned += (low & (natural - 1)) != 0;
     }
     return true;
 }
 
-static void count_misaligned(wave *w, uint64_t exec, const lane *address,
-                             uint32_t offset, uint32_t bytes)
+/* `dwords` registers from `reg` on. */
+static void load_rows(wave *w, uint64_t exec, const uint32_t at[SIM_LANES],
+                      unsigned reg, unsigned dwords)
 {
-    uint32_t natural = bytes == 12 ? 16 : bytes;
-    uint32_t low = 0;
+    const uint8_t *lds = w->group->lds;
 
-    if (w->group->dispatch->check < 1) {
-        return;
-    }
-    FOR_ACTIVE(l, exec) {
-        low |= address[l].u + offset;
-    }
-    w->group->misaligned += (low & (natural - 1)) != 0;
-}
-
-/* `dwords` registers from `reg` on, at address + offset. */
-static void load_rows(wave *w, uint64_t exec, const lane *address,
-                      uint32_t offset, unsigned reg, unsigned dwords)
-{
-    const uint8_t *lds = w->group->lds + offset;
-    uint32_t at[SIM_LANES];
-
-    FOR_ACTIVE(l, exec) {
-        at[l] = address[l].u;
-    }
     for (unsigned k = 0; k < dwords; k++) {
         lane *to = w->v + (size_t)(reg + k) * SIM_LANES;
         if (exec == UINT64_MAX) {
@@ -80,15 +70,15 @@ static void load_rows(wave *w, uint64_t exec, const lane *address,
     }
 }
 
-static void store_rows(wave *w, uint64_t exec, const lane *address,
-                       uint32_t offset, unsigned reg, unsigned dwords)
+static void store_rows(wave *w, uint64_t exec, const uint32_t at[SIM_LANES],
+                       unsigned reg, unsigned dwords)
 {
-    uint8_t *lds = w->group->lds + offset;
+    uint8_t *lds = w->group->lds;
 
     for (unsigned k = 0; k < dwords; k++) {
         const lane *from = w->v + (size_t)(reg + k) * SIM_LANES;
         FOR_ACTIVE(l, exec) {
-            memcpy(lds + address[l].u + 4 * k, &from[l], 4);
+            memcpy(lds + at[l] + 4 * k, &from[l], 4);
         }
     }
 }
@@ -96,7 +86,7 @@ static void store_rows(wave *w, uint64_t exec, const lane *address,
 /* Two accesses in one instruction. Both loads use the addresses from before
  * the first, which may overwrite the address register. */
 static void two(wave *w, const isa_row *row, const isa_info *info,
-                uint64_t exec, const lane *address)
+                uint64_t exec, const lane *base)
 {
     bool load = info->access == M_READ2 || info->access == M_READ2ST64;
     uint32_t unit = info->bytes * (info->access == M_READ2ST64
@@ -105,32 +95,30 @@ static void two(wave *w, const isa_row *row, const isa_info *info,
     uint32_t first = ((uint32_t)row->offset & 255) * unit;
     uint32_t second = ((uint32_t)row->offset >> 8) * unit;
     unsigned dwords = info->bytes / 4;
-    lane keep[SIM_LANES];
+    uint32_t at[2][SIM_LANES];
 
-    if (!in_bounds(w, exec, address, first, info->bytes)
-        || !in_bounds(w, exec, address, second, info->bytes)) {
+    if (!find_lanes(w, exec, base, first, info->bytes, at[0])
+        || !find_lanes(w, exec, base, second, info->bytes, at[1])) {
         return;
     }
-    count_misaligned(w, exec, address, first | second, info->bytes);
     if (load) {
-        memcpy(keep, address, sizeof keep);
-        load_rows(w, exec, keep, first, row->dst, dwords);
-        load_rows(w, exec, keep, second, row->dst + dwords, dwords);
+        load_rows(w, exec, at[0], row->dst, dwords);
+        load_rows(w, exec, at[1], row->dst + dwords, dwords);
     } else {
-        store_rows(w, exec, address, first, row->data, dwords);
-        store_rows(w, exec, address, second, row->data2, dwords);
+        store_rows(w, exec, at[0], row->data, dwords);
+        store_rows(w, exec, at[1], row->data2, dwords);
     }
 }
 
 /* One byte or half per lane. */
 static void narrow(wave *w, const isa_row *row, const isa_info *info,
-                   uint64_t exec, const lane *address)
+                   uint64_t exec, const uint32_t from[SIM_LANES])
 {
     lane *d = w->v + (size_t)row->dst * SIM_LANES;
     const lane *data = w->v + (size_t)row->data * SIM_LANES;
 
     FOR_ACTIVE(l, exec) {
-        uint8_t *at = w->group->lds + address[l].u + row->offset;
+        uint8_t *at = w->group->lds + from[l];
         uint16_t half = 0;
         memcpy(&half, at, info->bytes);
         uint32_t old = d[l].u;
@@ -198,15 +186,14 @@ static uint64_t data_value(const wave *w, unsigned reg, unsigned l,
 }
 
 static void atomic(wave *w, const isa_row *row, const isa_info *info,
-                   uint64_t exec, const lane *address)
+                   uint64_t exec, const uint32_t from[SIM_LANES])
 {
     FOR_ACTIVE(l, exec) {
-        uint32_t offset = address[l].u + (uint32_t)row->offset;
-        uint8_t *at = w->group->lds + offset;
+        uint8_t *at = w->group->lds + from[l];
         uint64_t b = 0, old = 0;
 
-        if (offset % info->bytes != 0) {
-            exec_fault_at(w, SIM_FAULT_ALIGNMENT, l, offset, info->bytes, "");
+        if (from[l] % info->bytes != 0) {
+            exec_fault_at(w, SIM_FAULT_ALIGNMENT, l, from[l], info->bytes, "");
             return;
         }
         uint64_t a = data_value(w, row->data, l, info->bytes);
@@ -275,8 +262,8 @@ void exec_lds(wave *w, const isa_row *row)
 {
     const isa_info *info = &isa_ops[row->op];
     uint64_t exec = exec_mask(w);
-    const lane *address = w->v + (size_t)row->addr * SIM_LANES;
-    uint32_t offset = (uint32_t)row->offset;
+    const lane *base = w->v + (size_t)row->addr * SIM_LANES;
+    uint32_t at[SIM_LANES];
 
     if (row->gds) {
         exec_fault(w, SIM_FAULT_OPCODE, "global data share not simulated");
@@ -286,30 +273,29 @@ void exec_lds(wave *w, const isa_row *row)
     case M_NOP:
         return;
     case M_SWIZZLE: case M_PERMUTE: case M_BPERMUTE:
-        exchange(w, row, info, exec, address);
+        exchange(w, row, info, exec, base);
         return;
     case M_READ2: case M_READ2ST64: case M_WRITE2: case M_WRITE2ST64:
-        two(w, row, info, exec, address);
+        two(w, row, info, exec, base);
         return;
     default:
         break;
     }
-    if (!in_bounds(w, exec, address, offset, info->bytes)) {
+    if (!find_lanes(w, exec, base, (uint32_t)row->offset, info->bytes, at)) {
         return;
     }
-    count_misaligned(w, exec, address, offset, info->bytes);
     switch (info->access) {
     case M_LOAD:
-        load_rows(w, exec, address, offset, row->dst, info->bytes / 4);
+        load_rows(w, exec, at, row->dst, info->bytes / 4);
         break;
     case M_STORE:
-        store_rows(w, exec, address, offset, row->data, info->bytes / 4);
+        store_rows(w, exec, at, row->data, info->bytes / 4);
         break;
     case M_ATOMIC:
-        atomic(w, row, info, exec, address);
+        atomic(w, row, info, exec, at);
         break;
     default:
-        narrow(w, row, info, exec, address);
+        narrow(w, row, info, exec, at);
         break;
     }
 }
