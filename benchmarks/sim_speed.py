@@ -87,7 +87,7 @@ def main() -> int:
     results = []
     with flash_attn_rocm.patched(), flash_attn_rocm.simulate("gfx906"):
         for head_dim in (64, 128):
-            results.append(measure(head_dim, 4, 384, max(2, options.rounds)))
+            results.append(measure(head_dim, 4, 512, max(2, options.rounds)))
     print(f"{machine()['cpu']}, {machine()['cores']} cores, check level 0")
     for result in results:
         print(

@@ -163,7 +163,7 @@ def train(
     model: GPT, tokens: Tensor, steps: Iterable[int], total: int, batch: int = 8
 ) -> Iterator[float]:
     """Trains on random windows of tokens; yields the loss of each step."""
-    peak, warmup = 1e-3, 0.1
+    peak, warmup = 6e-4, 0.1
     context = model.config.context
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.1

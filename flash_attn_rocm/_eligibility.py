@@ -5,9 +5,6 @@ tensor costs 50-150 ns, so none is read twice) and by explain(). torch.compile
 traces through it: only tensor metadata, constants and functions that Dynamo
 knows. On any doubt it gives a reason, and the stock function answers.
 
-What is rare and refused by the op itself before it launches anything is left to
-the op in eager mode: see refused_by_op().
-
 The traps behind each test: tests/test_shim_traps.py.
 
 SPDX-License-Identifier: BSD-3-Clause
@@ -15,6 +12,7 @@ SPDX-License-Identifier: BSD-3-Clause
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any, Callable, TypeVar
 
@@ -28,7 +26,6 @@ from ._reason import Reason
 from ._simulate import current_arch, default_missing, traced_arch
 from ._torch import (
     constant_in_traces,
-    dispatch_modes,
     flash_enabled,
     forward_ad,
     functorch_active,
@@ -36,8 +33,8 @@ from ._torch import (
     has_torch_function,
     is_autocast_enabled,
     is_dynamo_compiling,
-    is_exporting,
     is_tracing,
+    traced_exporting,
     traced_flash_enabled,
     traced_functorch_active,
 )
@@ -55,6 +52,8 @@ if _ops.op is not None:
     HEAD_DIM_MAX = max(row["dim"] for row in _ops.ext.variants())
 GRID_MAX = 65535
 SEQLEN_MAX = 2**30
+# enable_gqa came with torch 2.5.
+HAS_GQA = _ops.version_of(str(torch.__version__)) >= (2, 5)
 FLOAT32_MAX = 3.4028234663852886e38
 
 # Nothing runs fused in this process: switched off, or no op.
@@ -69,13 +68,6 @@ def is_causal_bias(mask: Any) -> bool:
     """Whether `mask` is a torch.nn.attention.bias.CausalBias."""
     module = sys.modules.get("torch.nn.attention.bias")
     return module is not None and isinstance(mask, module.CausalBias)
-
-
-def _is_proxy_tracing() -> bool:
-    """Whether a graph is being recorded by make_fx (export does so too)."""
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode
-
-    return get_proxy_mode() is not None
 
 
 _gpu_verdicts: dict[int, Reason | None] = {}
@@ -103,7 +95,12 @@ def gpu_reason(index: int) -> Reason | None:
     try:
         return _gpu_verdicts[index]
     except KeyError:
-        return _gpu_verdicts.setdefault(index, _judge_gpu(index))
+        pass
+    try:
+        verdict = _judge_gpu(index)
+    except Exception:  # a device that torch cannot describe
+        verdict = Reason.DEVICE
+    return _gpu_verdicts.setdefault(index, verdict)
 
 
 constant_in_traces(gpu_reason)  # a device does not change while a process lives
@@ -159,7 +156,7 @@ def route(
     if compiling:
         if traced_functorch_active():
             return Reason.FUNCTORCH
-        if is_exporting():  # other exports come with a function mode
+        if traced_exporting():  # other exports come with a function mode
             return Reason.EXPORT
         if query.is_nested or key.is_nested or value.is_nested:
             return Reason.NESTED
@@ -168,18 +165,21 @@ def route(
     else:
         if functorch_active():
             return Reason.FUNCTORCH
-        if is_tracing() or (dispatch_modes() and _is_proxy_tracing()):
+        if is_tracing():  # make_fx comes with a function mode
             return Reason.TRACE
         if not flash_enabled():
             return Reason.FLASH_DISABLED
 
     # Where it would run.
-    if query.is_cpu:
+    if query.is_cpu and key.is_cpu and value.is_cpu:
         if (traced_arch() if compiling else current_arch()) is None:
             return cpu_reason()
         device_type = "cpu"
-    elif query.is_cuda:
-        reason = gpu_reason(query.get_device())
+    elif query.is_cuda and key.is_cuda and value.is_cuda:
+        index = query.get_device()
+        if key.get_device() != index or value.get_device() != index:
+            return Reason.DEVICE
+        reason = gpu_reason(index)
         if reason is not None:
             return reason
         device_type = "cuda"
@@ -192,6 +192,8 @@ def route(
 
     # What is asked for.
     if is_causal is not False and is_causal is not True:
+        return Reason.ARGUMENT
+    if enable_gqa is not False and (enable_gqa is not True or not HAS_GQA):
         return Reason.ARGUMENT
     if dropout_p != 0.0:
         return Reason.DROPOUT
@@ -208,7 +210,7 @@ def route(
             if not tensor.is_floating_point() or tensor.dtype is torch.float64:
                 return Reason.DTYPE
         query, key, value = query.to(_float16), key.to(_float16), value.to(_float16)
-    elif query.dtype is not _float16:
+    elif not query.dtype is key.dtype is value.dtype is _float16:
         return Reason.DTYPE
     shape, shape_k, shape_v = query.shape, key.shape, value.shape
     if not len(shape) == len(shape_k) == len(shape_v) == 4:
@@ -224,16 +226,19 @@ def route(
         return Reason.SHAPE
     if batch == 0 or heads == 0 or seqlen_q == 0 or seqlen_k == 0 or head_dim == 0:
         return Reason.EMPTY
-    if heads != heads_k and (
-        enable_gqa is not True or heads_k == 0 or heads % heads_k != 0
-    ):
+    if heads != heads_k and (not enable_gqa or heads_k == 0 or heads % heads_k != 0):
         return Reason.HEADS
     if head_dim > HEAD_DIM_MAX:
         return Reason.HEAD_DIM
-    if compiling:
-        reason = refused_by_op(query, key, value)
-        if reason is not None:
-            return reason
+    if batch > GRID_MAX or heads > GRID_MAX:
+        return Reason.SIZE
+    if seqlen_q > SEQLEN_MAX or seqlen_k > SEQLEN_MAX:
+        return Reason.SIZE
+    # The stride of a dimension of size 1 says nothing.
+    if head_dim != 1 and not (
+        query.stride()[3] == key.stride()[3] == value.stride()[3] == 1
+    ):
+        return Reason.STRIDE
 
     # In a compiled graph for a GPU, a CPU tensor would rule out CUDA graphs.
     none = query.new_empty(0) if compiling else _absent
@@ -247,7 +252,7 @@ def route(
         none,
         none,
         none,
-        head_dim**-0.5 if scale is None else scale,
+        1.0 / math.sqrt(head_dim) if scale is None else scale,
         0.0,
         0.0,
         1 if is_causal else 0,
@@ -257,29 +262,10 @@ def route(
     )
 
 
-def refused_by_op(
-    query: Tensor, key: Tensor, value: Tensor, *_rest: Any
-) -> Reason | None:
-    """The reason for which the op would refuse what route() lets through."""
-    if key.device != query.device or value.device != query.device:
-        return Reason.DEVICE
-    if not query.dtype is key.dtype is value.dtype:
-        return Reason.DTYPE
-    if query.size(0) > GRID_MAX or query.size(1) > GRID_MAX:
-        return Reason.SIZE
-    if query.size(2) > SEQLEN_MAX or key.size(2) > SEQLEN_MAX:
-        return Reason.SIZE
-    if query.size(3) != 1:  # the stride of a dimension of size 1 says nothing
-        for tensor in (query, key, value):
-            if tensor.stride(3) != 1:
-                return Reason.STRIDE
-    return None
-
-
 def reason_of(*args: Any, **kwargs: Any) -> Reason:
     """The reason for a call on which route() raised; asks again, runs nothing."""
     try:
-        return route(refused_by_op, *args, **kwargs) or Reason.FAILED
+        return route(lambda *_: Reason.FAILED, *args, **kwargs)
     except Exception:
         # A strided nested tensor has no shape and so raises.
         tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]

@@ -11,6 +11,7 @@ SPDX-License-Identifier: BSD-3-Clause
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -78,10 +79,6 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _check_device(q: Tensor) -> None:
-    if _ops.op is None:
-        raise FlashAttnError(str(_ops.unavailable))
-    if config.device == "off":
-        raise FlashAttnError("FLASH_ATTN_ROCM_DEVICE=off switches this package off")
     if q.is_cpu:
         if (traced_arch() if is_dynamo_compiling() else current_arch()) is None:
             raise _refuse(
@@ -159,16 +156,19 @@ def flash_attn_func(
 
     Source: FlashAttention-2 (arXiv 2307.08691).
     """
+    if _ops.op is None:
+        raise FlashAttnError(str(_ops.unavailable))
+    if config.device == "off":
+        raise FlashAttnError("FLASH_ATTN_ROCM_DEVICE=off switches this package off")
     _check_unsupported(dropout_p, window_size, softcap, alibi_slopes)
     _check_tensors(q, k, v)
     _check_device(q)
     if softmax_scale is None:
-        softmax_scale = q.size(3) ** -0.5
+        softmax_scale = 1.0 / math.sqrt(q.size(3))
     elif not -FLOAT32_MAX <= softmax_scale <= FLOAT32_MAX:
         raise _refuse("softmax_scale", "a finite number", softmax_scale)
     q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
     none = q.new_empty(0)
-    assert _ops.op is not None  # _check_device
     out, lse, _ = _ops.op(
         q.transpose(1, 2),
         k.transpose(1, 2),

@@ -200,7 +200,8 @@ def _register_from_python() -> None:
         library.impl("fwd", _forward, key)
 
 
-def _version_of(torch_version: str) -> tuple[int, int]:
+def version_of(torch_version: str) -> tuple[int, int]:
+    """(major, minor) of a version text; (0, 0) if it is not one."""
     match = re.match(r"(\d+)\.(\d+)", torch_version)
     return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
 
@@ -214,7 +215,7 @@ def load() -> None:
     """Import the extension and register the op, or set `unavailable`."""
     global ext, op, source, unavailable
     try:
-        if _version_of(str(torch.__version__)) < (2, 4):
+        if version_of(str(torch.__version__)) < (2, 4):
             raise RuntimeError("this torch is too old")
         if _torch.missing:
             raise RuntimeError("this torch lacks " + ", ".join(_torch.missing))

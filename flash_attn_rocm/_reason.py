@@ -25,7 +25,7 @@ class Reason(str, Enum):
     CAUSAL_BIAS = "causal_bias"
     FUNCTORCH = "functorch"  # vmap, grad, jvp
     FORWARD_AD = "forward_ad"
-    TRACE = "trace"  # jit.trace, make_fx
+    TRACE = "trace"  # torch.jit.trace
     EXPORT = "export"
     GRAD = "grad"  # grad mode is on and an input requires grad
     # What is asked for.

@@ -11,6 +11,7 @@ SPDX-License-Identifier: BSD-3-Clause
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -126,14 +127,19 @@ def _is_scannable(name: str, module: Any) -> bool:
     )
 
 
+# Names under which programs keep the stock function on purpose, to compare with
+# it or to restore it.
+_KEEPSAKE = re.compile(r"orig|stock|native|builtin|saved|before|reference", re.I)
+
+
 def _exchange(old: Any, new: Any) -> None:
-    """Let every module global that is `old`, under any name, be `new`."""
+    """Let every module global that is `old` be `new`, but not a keepsake."""
     for name, module in list(sys.modules.items()):
         if _is_scannable(name, module):
             # Not vars(module): that would make lazy modules load themselves.
             names = object.__getattribute__(module, "__dict__")
             for key, held in list(names.items()):
-                if held is old:
+                if held is old and not _KEEPSAKE.search(key):
                     names[key] = new
 
 
@@ -158,8 +164,9 @@ def patch() -> None:
     one unpatch() undoes any number. Initialises no device.
 
     Notes:
-        Every module global that holds the stock function is exchanged, under any
-        name; `torch._C._nn.scaled_dot_product_attention` stays what it is.
+        Every module global that holds the stock function is exchanged, whatever
+        its name, unless the name says that it is kept on purpose (it contains
+        orig, stock, native, builtin, saved, before or reference).
         Another library's replacement is left in place, with a warning: calls
         that it passes on are not ours to judge.
     """

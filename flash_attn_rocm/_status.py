@@ -16,7 +16,7 @@ from torch import Tensor
 
 from . import _ops, _record, _shim, _simulate
 from ._config import code_objects, config, simulator_path
-from ._eligibility import reason_of, refused_by_op, route
+from ._eligibility import reason_of, route
 from ._reason import Reason
 from ._version import __version__
 
@@ -141,11 +141,8 @@ def explain(
     return Explanation(True, _backend_for(query), kernel, grid, Reason.FUSED, why)
 
 
-def _plan(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Plan | Reason:
+def _plan(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Plan:
     """What the op would launch for these arguments of it."""
-    reason = refused_by_op(q, k, v)
-    if reason is not None:
-        return reason
     align = 16
     while any(t.data_ptr() % align for t in (q, k, v)):
         align //= 2

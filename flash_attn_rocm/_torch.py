@@ -17,8 +17,8 @@ import torch.nn.functional
 missing: list[str] = []
 
 
-def never() -> bool:
-    """Stands for a test that this torch does not have."""
+def never(*_args: Any) -> bool:
+    """Stands for a function that this torch does not have."""
     return False
 
 
@@ -39,7 +39,6 @@ stock_sdpa = _find("_C._nn.scaled_dot_product_attention")
 flash_enabled = _find("_C._get_flash_sdp_enabled")
 functorch_active = _find("_C._are_functorch_transforms_active")
 is_tracing = _find("_C._is_tracing")
-dispatch_modes = _find("_C._len_torch_dispatch_stack")
 is_dynamo_compiling = _find("compiler.is_dynamo_compiling")
 is_autocast_enabled = _find("is_autocast_enabled")
 get_autocast_dtype = _find("get_autocast_dtype")
@@ -63,6 +62,11 @@ def traced_flash_enabled() -> bool:
     return bool(flash_enabled())
 
 
+def traced_exporting() -> bool:
+    """is_exporting() for a trace; Dynamo before torch 2.12 answers True in any."""
+    return bool(is_exporting())
+
+
 def constant_in_traces(function: Any) -> None:
     """Let torch.compile call `function` once, while tracing, and keep the result.
 
@@ -75,3 +79,4 @@ def constant_in_traces(function: Any) -> None:
 # Dynamo of torch 2.4 cannot trace the functions themselves.
 constant_in_traces(traced_functorch_active)
 constant_in_traces(traced_flash_enabled)
+constant_in_traces(traced_exporting)

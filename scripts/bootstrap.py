@@ -99,8 +99,9 @@ def newest_clang() -> list[str]:
         if len(re.findall(r"Candidate: \d", policy)) == len(names):
             return names
     raise Stop(
-        "no clang of version 15 to 22 in this system's package lists; install one "
-        "with the AMDGPU target (or ROCm's) and name it: FA_CLANG=/path/to/clang"
+        "no clang of version 15 to 22 in this system's package lists (are they "
+        "fresh? apt-get update); install one with the AMDGPU target, or ROCm's, and "
+        "name it: FA_CLANG=/path/to/clang"
     )
 
 
@@ -129,7 +130,8 @@ def install_packages() -> None:
         packages += newest_clang()
     command = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
     if not allowed:
-        raise Stop("type this and run it again:\n    sudo " + " ".join(command))
+        typed = "sudo apt-get update && sudo " + " ".join(command)
+        raise Stop(f"type this and run it again:\n    {typed}")
     say(" ".join(command))
     if subprocess.run([*sudo, *environment, *command], check=False).returncode != 0:
         raise Stop("apt-get failed; its own message is above")

@@ -13,7 +13,6 @@ import sys
 
 import pytest
 import torch
-
 from helpers import ROOT, needs_simulator
 
 
@@ -51,9 +50,7 @@ def test_demo_runs_every_attention_call_fused(tmp_path):
     assert figures["fallback_calls"] == {} and figures["failures"] == []
     assert figures["wave_instructions"] > 1000 * figures["expected_calls"]
     losses = figures["validation_loss"]
-    assert losses["stock"] != pytest.approx(losses["gfx906"], rel=0, abs=0) or (
-        figures["largest_logit_difference"] > 0
-    ), "both runs have the very same logits: the second was not simulated"
+    assert figures["largest_logit_difference"] > 0, "the second run was stock too"
     assert losses["stock"] == pytest.approx(losses["gfx906"], rel=0, abs=1e-3)
     assert "gfx906" in done.stdout and "fa_fwd_f16_d64_plain" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -61,7 +58,7 @@ def test_demo_runs_every_attention_call_fused(tmp_path):
 
 @needs_simulator
 def test_demo_fails_if_a_call_was_not_fused(tmp_path):
-    # a tuple for is_causal's tensor types: the shim is made to fall back everywhere
+    # sitecustomize is imported by every interpreter: nothing gets patched
     hook = "import flash_attn_rocm, contextlib\n"
     hook += "flash_attn_rocm.patched = contextlib.nullcontext\n"
     (tmp_path / "sitecustomize.py").write_text(hook, encoding="utf-8")

@@ -133,8 +133,10 @@ def test_opcheck_with_grouped_heads_and_strides():
 def test_the_op_compiles_without_a_break(backend, dynamic):
     torch._dynamo.reset()
 
+    rest = arguments(*qkv(1, 2, 5, 16), causal=BOTTOM_RIGHT)[3:]
+
     def twice(q, k, v):
-        out, lse, _ = fwd(q * 2, k, v, causal=BOTTOM_RIGHT)
+        out, lse, _ = _ops.op(q * 2, k, v, *rest)
         return out + 1, lse
 
     compiled = torch.compile(twice, backend=backend, dynamic=dynamic, fullgraph=True)

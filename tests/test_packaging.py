@@ -20,9 +20,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from helpers import ROOT, needs_simulator
 
 import flash_attn_rocm as fa
-from helpers import ROOT, needs_simulator
 
 COPIED = (".clang-format", "MANIFEST.in", "LICENSE", "Makefile", "README.md")
 COPIED += ("pyproject.toml", "setup.py", "requirements-dev.txt", "CHANGELOG.md")

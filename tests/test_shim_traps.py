@@ -7,6 +7,7 @@ SPDX-License-Identifier: BSD-3-Clause
 """
 
 import pickle
+import threading
 import warnings
 from typing import ClassVar
 
@@ -54,6 +55,8 @@ def assert_like_stock(call, reason, *, exact=True):
 
 Q, K, V = qkv(2, 4, 6, 16, length_k=6)
 MASK = torch.ones(6, 6, dtype=torch.bool).tril()
+HAS_GQA = torch.__version__ >= (2, 5)
+GQA = Reason.HEADS if HAS_GQA else Reason.ARGUMENT
 
 FALLBACKS = {
     "float32": (lambda f: f(Q.float(), K.float(), V.float()), Reason.DTYPE),
@@ -79,9 +82,13 @@ FALLBACKS = {
         lambda f: f(*(t.repeat(1, 1, 1, 9) for t in (Q, K, V))),
         Reason.HEAD_DIM,
     ),
+    "gqa where heads do not divide": (
+        lambda f: f(Q[:, :3], K[:, :2], V[:, :2], enable_gqa=True),
+        GQA,
+    ),
     "gqa, unequal k and v heads": (
         lambda f: f(Q, K[:, :2], V, enable_gqa=True),
-        Reason.HEADS,
+        GQA,
     ),
     "no batch": (lambda f: f(Q[:0], K[:0], V[:0]), Reason.EMPTY),
     "no heads": (lambda f: f(Q[:, :0], K[:, :0], V[:, :0]), Reason.EMPTY),
@@ -91,6 +98,10 @@ FALLBACKS = {
     "strided last dim": (lambda f: f(Q, K, V.mT.contiguous().mT), Reason.STRIDE),
     "infinite scale": (lambda f: f(Q, K, V, scale=float("inf")), Reason.SCALE),
     "nan scale": (lambda f: f(Q, K, V, scale=float("nan")), Reason.SCALE),
+    "scale a tensor": (
+        lambda f: f(Q, K, V, scale=torch.tensor(0.5)),
+        Reason.ARGUMENT,
+    ),
     "meta": (lambda f: f(*(t.to("meta") for t in (Q, K, V))).shape, Reason.DEVICE),
     "mixed devices": (lambda f: f(Q, K.to("meta"), V), Reason.DEVICE),
     "sparse": (lambda f: f(Q.to_sparse(), K, V), None),
@@ -114,6 +125,7 @@ ERRORS = {
     "negative dropout": (lambda f: f(Q, K, V, dropout_p=-0.5), Reason.DROPOUT),
     "dropout above one": (lambda f: f(Q, K, V, dropout_p=1.5), Reason.DROPOUT),
     "scale as text": (lambda f: f(Q, K, V, scale="1"), Reason.ARGUMENT),
+    "gqa as text": (lambda f: f(Q, K, V, enable_gqa="yes"), Reason.ARGUMENT),
     "mask as text": (lambda f: f(Q, K, V, "mask"), None),
     "mixed dtypes": (lambda f: f(Q, K.float(), V), Reason.DTYPE),
     "mixed dtypes of v": (lambda f: f(Q, K, V.bfloat16()), Reason.DTYPE),
@@ -122,7 +134,7 @@ ERRORS = {
     "heads": (lambda f: f(Q, K[:, :3], V[:, :3]), Reason.HEADS),
     "heads that do not divide": (
         lambda f: f(Q, K[:, :3], V[:, :3], enable_gqa=True),
-        Reason.HEADS,
+        GQA,
     ),
     "1-D": (lambda f: f(Q[0, 0, 0], K[0, 0, 0], V[0, 0, 0]), Reason.RANK),
     "0-D": (lambda f: f(*[torch.tensor(1.0).half()] * 3), Reason.RANK),
@@ -533,11 +545,13 @@ class TestCompile:
     @pytest.mark.parametrize("dynamic", [False, True])
     @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
     def test_fullgraph_equals_eager(self, backend, dynamic):
-        q, k, v = qkv(2, 4, 9, 16, heads_k=2, length_k=13)
+        q, k, v = qkv(2, 4, 9, 16, heads_k=2 if HAS_GQA else 4, length_k=13)
         compiled = torch.compile(
             attend, fullgraph=True, backend=backend, dynamic=dynamic
         )
-        options = {"is_causal": True, "enable_gqa": True, "scale": 0.3}
+        options = {"is_causal": True, "scale": 0.3}
+        if HAS_GQA:
+            options["enable_gqa"] = True
         out = compiled(q, k, v, **options)
         assert fa.last_call().backend == "sim"
         assert torch.equal(out, attend(q, k, v, **options))
@@ -552,8 +566,11 @@ class TestCompile:
         for length, length_k in ((5, 5), (7, 9), (12, 20), (33, 40), (64, 3)):
             q, k, v = qkv(2, 2, length, 16, length_k=length_k)
             compiled(q, k, v, is_causal=True)
-        # Equal lengths are one graph, unequal ones another.
-        assert len(counter.graphs) <= 2 and all(counter.fused)
+        assert all(counter.fused)
+        # Equal lengths are one graph, unequal ones another. Torch 2.4 cannot
+        # evaluate its own guard on the scale ("FloatTrueDiv is not defined").
+        if torch.__version__ >= (2, 5):
+            assert len(counter.graphs) <= 2
 
     def test_repeated_calls_do_not_recompile(self):
         counter = Counter()
@@ -607,18 +624,23 @@ class TestCompile:
 
     def test_a_compiled_function_leaves_the_simulator_with_its_context(self):
         compiled = torch.compile(attend, fullgraph=True, backend="eager")
-        from flash_attn_rocm._simulate import _arch, _mirror, traced_arch
+        seen = []
 
-        compiled(Q, K, V)
-        assert fa.last_call().backend == "sim"
-        token, before = _arch.set(None), traced_arch()
-        _mirror.arch = None
-        try:
-            fa.patch()
-            assert torch.equal(compiled(Q, K, V), stock_sdpa(Q, K, V))
-        finally:
-            _mirror.arch = before
-            _arch.reset(token)
+        def work():  # a thread, because the fixture simulates in this one
+            for _ in range(2):
+                with fa.simulate():
+                    compiled(Q, K, V)
+                seen.append(fa.status()["counters"]["fused"])
+                out = compiled(Q, K, V)
+                seen.append(fa.status()["counters"]["fused"])
+                seen.append(torch.equal(out, stock_sdpa(Q, K, V)))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        first, second = seen[:3], seen[3:]
+        assert first[0] == first[1] != second[0] == second[1]
+        assert first[2] and second[2]
 
     def test_autocast_compiles(self):
         compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
