@@ -16,7 +16,6 @@ class Reason(str, Enum):
     FUSED = "fused"
     # Switched off, or not usable at all.
     OFF = "off"  # FLASH_ATTN_ROCM_DEVICE=off
-    UNPATCHED = "unpatched"  # explain() only: patch() is not in force
     UNAVAILABLE = "unavailable"  # torch or the extension does not fit
     FLASH_DISABLED = "flash_disabled"  # sdpa_kernel(), enable_flash_sdp(False)
     # Who is asking.

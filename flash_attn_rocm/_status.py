@@ -51,7 +51,6 @@ class Explanation:
 
 _WHY = {
     Reason.OFF: "FLASH_ATTN_ROCM_DEVICE=off",
-    Reason.UNPATCHED: "patch() is not in force",
     Reason.FLASH_DISABLED: "flash attention is disabled (for example sdpa_kernel)",
     Reason.SUBCLASS: "an argument is a tensor subclass, or a torch function mode is on",
     Reason.NESTED: "an argument is a nested tensor",

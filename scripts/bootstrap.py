@@ -65,6 +65,8 @@ def missing_packages() -> dict[str, list[str]]:
     lacks: dict[str, list[str]] = {}
     if shutil.which(os.environ.get("CC", "cc")) is None:
         lacks["a C compiler"] = ["gcc", "libc6-dev"]
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        lacks["a C++ compiler (torch.compile runs it)"] = ["g++"]
     series = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         lacks["the Python headers"] = [f"{series}-dev"]
@@ -89,12 +91,14 @@ def kernels_can_be_built() -> bool:
 
 
 def newest_clang() -> list[str]:
-    """Names of the newest clang, linker and LLVM tools that apt offers.
+    """Names of the newest clang, linker and tools that apt offers.
 
-    The tools (llvm-mc, llvm-objdump) are what tests compare the simulator with.
+    The tools (llvm-mc, llvm-objdump, clang-offload-bundler) are what tests compare
+    the simulator with.
     """
     for version in CLANG_VERSIONS:
-        names = [f"clang-{version}", f"lld-{version}", f"llvm-{version}"]
+        tools = ("clang", "clang-tools", "lld", "llvm")
+        names = [f"{tool}-{version}" for tool in tools]
         policy = output_of("apt-cache", "policy", *names) or ""
         if len(re.findall(r"Candidate: \d", policy)) == len(names):
             return names

@@ -376,10 +376,11 @@ def test_configure_refuses_unknown_modes(restore):
         C.configure("a", "b", "auto", None)
 
 
-def raw_forward(q, k, v, out, lse, arch, scale=0.25, causal=0):
+def raw_forward(q, k, v, out, lse, arch, scale=0.25, causal=0, device_type=0):
     pointers = [t.data_ptr() for t in (q, k, v, out, lse)]
-    shapes = (x for t in (q, k, v) for x in (tuple(t.shape), t.stride()))
-    C.forward(0, 0, 0, arch, 0, *pointers, *shapes, out.stride(), scale, causal)
+    shapes = [x for t in (q, k, v) for x in (tuple(t.shape), t.stride())]
+    numbers = (out.stride(), scale, causal)
+    C.forward(device_type, 0, 0, arch, 0, *pointers, *shapes, *numbers)
 
 
 def test_forward_checks_like_the_op(null):
@@ -392,6 +393,8 @@ def test_forward_checks_like_the_op(null):
         RuntimeError, match="out: expected elements that do not overlap"
     ):
         raw_forward(Q, K, V, out[:, :1].expand(-1, 4, -1, -1), lse, None)
+    with pytest.raises(RuntimeError, match="device_type: expected 0 .CPU. or 1"):
+        raw_forward(Q, K, V, out, lse, None, device_type=9)
 
 
 def test_forward_without_an_architecture_is_refused(restore):

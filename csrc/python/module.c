@@ -300,6 +300,12 @@ static PyObject *module_forward(PyObject *module, PyObject *const *args,
     }
     problem.lse = lse;
     target.arch = arch_given ? arch : NULL;
+    if (device_type != 0 && device_type != 1) {
+        fa_fail(&error, FA_EINVAL,
+                "device_type: expected 0 (CPU) or 1 (CUDA), got %d",
+                device_type);
+        return raise_runtime_error(&error);
+    }
 
     Py_BEGIN_ALLOW_THREADS status = fa_plan_make(&problem, &plan, &error);
     if (status == FA_OK) {
