@@ -7,7 +7,7 @@ JOBS   ?= $(shell nproc)
 PY     := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 DEMO   ?=
-TESTS  ?= tests
+PYTEST ?= tests
 
 .PHONY: help demo test ctest build kernels standin bench-sim bench-overhead \
         bench-accuracy lint format clean distclean
@@ -25,7 +25,7 @@ help:
 	@echo
 	@echo 'PYTHON=python3.12    the Python to use; a torch >= 2.4 in it is reused'
 	@echo 'TORCH_INDEX_URL=URL  where a CPU build of torch comes from otherwise'
-	@echo 'DEMO="--quick"       options for the demo; TESTS=tests/test_x.py one test file'
+	@echo 'DEMO="--quick"       options for the demo; PYTEST=tests/test_x.py what pytest runs'
 
 # Set-up runs again only if it changed itself.
 $(READY): scripts/bootstrap.py requirements-dev.txt
@@ -50,7 +50,7 @@ demo: build
 
 # One simulator thread per test process: the processes use the cores already.
 test: build ctest
-	@OMP_NUM_THREADS=1 HIPSIM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) $(TESTS)
+	@OMP_NUM_THREADS=1 HIPSIM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) $(PYTEST)
 
 ctest: build
 	@$(MAKE) --no-print-directory -C tests/c

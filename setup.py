@@ -49,7 +49,8 @@ def version() -> str:
 
 
 def compile_flags() -> list[str]:
-    flags = ["-std=c11", "-ffp-contract=off", "-fvisibility=hidden", "-pthread"]
+    # -fexceptions: torch's errors are thrown through frames of ops.c.
+    flags = ["-std=c11", "-ffp-contract=off", "-fvisibility=hidden", "-fexceptions"]
     flags += "-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wvla".split()
     if os.environ.get("FA_DEBUG") == "1":
         flags += ["-O0", "-g", "-UNDEBUG"]
@@ -126,6 +127,8 @@ class BuildAll(build_ext):
         super().run()
         root = ROOT if self.inplace else Path(self.build_lib)
         code = root / "flash_attn_rocm" / "_code"
+        if not self.inplace:  # a wheel holds what FA_ARCHS says, not what it once said
+            shutil.rmtree(code, ignore_errors=True)
         try:
             build_code_objects(code, root / "hipsim" / "libhipsim.so", print)
         except BuildError as error:

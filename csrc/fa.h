@@ -17,6 +17,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/args.h" /* fa_dtype, fa_pass, fa_level, fa_load */
+
 /* The build passes the one version number of the project. */
 #ifndef FA_VERSION
 #define FA_VERSION "unknown"
@@ -51,10 +53,6 @@ fa_status fa_fail(fa_error *error, fa_status status, const char *format, ...)
 
 /* -- kernels --------------------------------------------------------------- */
 
-typedef enum fa_dtype { FA_F16 = 0, FA_BF16, FA_F32, FA_F64 } fa_dtype;
-typedef enum fa_pass { FA_FORWARD } fa_pass;
-typedef enum fa_level { FA_PLAIN } fa_level;
-typedef enum fa_load { FA_LOAD_WIDE, FA_LOAD_NARROW } fa_load;
 enum { FA_CAUSAL_NONE = 0, FA_CAUSAL_TOP_LEFT, FA_CAUSAL_BOTTOM_RIGHT };
 
 /* One row of kernels/variants.def. */
@@ -99,11 +97,11 @@ typedef struct fa_tensor {
 /* out[b,h,i] = sum_j softmax_j(scale * q[b,h,i].k[b,h',j]) v[b,h',j] with
  * h' = h / (H / Hk); lse[b,h,i] = log(sum_j exp(scale * q.k)). */
 typedef struct fa_problem {
-    fa_tensor q; /* (B, H, Sq, D) */
-    fa_tensor k; /* (B, Hk, Sk, D) */
-    fa_tensor v; /* (B, Hk, Sk, D) */
+    fa_tensor q;   /* (B, H, Sq, D) */
+    fa_tensor k;   /* (B, Hk, Sk, D) */
+    fa_tensor v;   /* (B, Hk, Sk, D) */
     fa_tensor out; /* like q; data may be NULL until the launch */
-    float *lse; /* (B, H, Sq) contiguous; likewise */
+    float *lse;    /* (B, H, Sq) contiguous; likewise */
     double scale;
     int causal; /* FA_CAUSAL_NONE, _TOP_LEFT, _BOTTOM_RIGHT */
 } fa_problem;
@@ -111,20 +109,20 @@ typedef struct fa_problem {
 /* Why the plan is as it is; fa_plan_why makes a sentence of it. */
 typedef enum fa_cause {
     FA_CAUSE_WIDE,
-    FA_CAUSE_DIM, /* head dim not a multiple of 8 */
-    FA_CAUSE_BASE, /* a base not 16-byte aligned */
-    FA_CAUSE_STRIDE, /* a stride not a multiple of 8 */
-    FA_CAUSE_ROW, /* a row stride too long for wide loads */
+    FA_CAUSE_DIM,       /* head dim not a multiple of 8 */
+    FA_CAUSE_BASE,      /* a base not 16-byte aligned */
+    FA_CAUSE_STRIDE,    /* a stride not a multiple of 8 */
+    FA_CAUSE_ROW,       /* a row stride too long for wide loads */
     FA_CAUSE_NO_OUTPUT, /* out has no elements: nothing to do */
-    FA_CAUSE_NO_KEYS /* out is 0 and lse -inf: no kernel needed */
+    FA_CAUSE_NO_KEYS    /* out is 0 and lse -inf: no kernel needed */
 } fa_cause;
 
 typedef struct fa_plan {
     const fa_variant *variant; /* NULL: nothing to launch */
-    uint32_t grid[3]; /* in workgroups */
+    uint32_t grid[3];          /* in workgroups */
     fa_cause cause;
     const char *tensor; /* which tensor and which axis, for the causes */
-    const char *axis; /* that have one; literals */
+    const char *axis;   /* that have one; literals */
     int64_t value;
 } fa_plan;
 
@@ -145,10 +143,10 @@ void fa_plan_why(const fa_plan *plan, char text[FA_WHY_CHARS]);
 /* -- running it ------------------------------------------------------------ */
 
 typedef enum fa_backend {
-    FA_HIP, /* libamdhip64, the copy that the process has loaded */
-    FA_SIM, /* libhipsim: tensors in host memory, used in place */
+    FA_HIP,     /* libamdhip64, the copy that the process has loaded */
+    FA_SIM,     /* libhipsim: tensors in host memory, used in place */
     FA_STANDIN, /* libcuda with code objects made by nvcc */
-    FA_NULL, /* launches nothing; for measuring the host's own time */
+    FA_NULL,    /* launches nothing; for measuring the host's own time */
     FA_BACKEND_COUNT
 } fa_backend;
 
@@ -156,8 +154,8 @@ const char *fa_backend_name(fa_backend backend); /* "hip", "sim", ... */
 
 typedef struct fa_target {
     fa_backend backend;
-    int32_t device; /* index in the runtime's order; 0 for FA_SIM */
-    void *stream; /* hipStream_t or CUstream; ignored by FA_SIM */
+    int32_t device;   /* index in the runtime's order; 0 for FA_SIM */
+    void *stream;     /* hipStream_t or CUstream; ignored by FA_SIM */
     const char *arch; /* "gfx906"; NULL asks the device (not for FA_SIM) */
 } fa_target;
 

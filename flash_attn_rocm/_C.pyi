@@ -1,4 +1,7 @@
-"""Types of the extension module; csrc/python says what each function does."""
+"""Types of the extension module; csrc/python says what each function does.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
 
 from typing import Any, Callable
 
@@ -37,6 +40,8 @@ def forward(
 def plan(
     dtype: int,
     q_align: int,
+    k_align: int,
+    v_align: int,
     q_size: _Four,
     q_stride: _Four,
     k_size: _Four,

@@ -5,14 +5,16 @@ Importing touches no device and replaces nothing; see patch().
 SPDX-License-Identifier: BSD-3-Clause
 """
 
+from ._version import TORCH_MIN_TEXT, __version__
+
 try:
     import torch as _torch_package  # noqa: F401
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
     raise ModuleNotFoundError(
-        "flash_attn_rocm needs torch 2.4 or newer; install the build that fits your "
-        "GPU (for the simulator the CPU build will do)",
+        f"flash_attn_rocm needs {TORCH_MIN_TEXT}; install the build that fits your GPU "
+        "(for the simulator the CPU build will do)",
         name="torch",
     ) from None
 
@@ -22,7 +24,6 @@ from ._reason import Reason
 from ._shim import patch, patched, unpatch
 from ._simulate import simulate
 from ._status import build_info, explain, last_call, status
-from ._version import __version__
 
 __all__ = [
     "FlashAttnError",

@@ -57,7 +57,7 @@ def read(environ: Mapping[str, str]) -> Config:
     """Parse the variables of this package out of `environ`."""
     device, arch = "auto", DEFAULT_ARCH
     value = environ.get(_PREFIX + "DEVICE", "").strip().lower()
-    named = re.fullmatch(r"sim:(gfx[0-9a-f]{3,5})", value)
+    named = re.fullmatch(r"sim:(gfx[0-9a-f]{3,4})", value)
     if named:
         device, arch = "sim", named.group(1)
     elif value in ("auto", "sim", "standin", "off"):

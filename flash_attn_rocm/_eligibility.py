@@ -1,9 +1,9 @@
 """May this call run fused, and if not, why?
 
-route() is the one test, shared by the shim (on every call: each property of a
-tensor costs 50-150 ns, so none is read twice) and by explain(). torch.compile
-traces through it: only tensor metadata, constants and functions that Dynamo
-knows. On any doubt it gives a reason, and the stock function answers.
+route() is the one test, shared by the shim (on every call, so no property of a
+tensor is read twice: each costs tens of nanoseconds) and by explain().
+torch.compile traces through it: only tensor metadata, constants and functions
+that Dynamo knows. On any doubt it gives a reason, and the stock function answers.
 
 The traps behind each test: tests/test_shim_traps.py.
 
@@ -46,15 +46,15 @@ _float16 = torch.float16
 _absent = torch.empty(0, device="cpu")
 _is_grad_enabled = torch.is_grad_enabled
 
-# Launch limits of the kernels; csrc/host checks them again.
+# Limits of the kernels, as in csrc/host/plan.c, which checks them again.
 HEAD_DIM_MAX = 0
 if _ops.op is not None:
     HEAD_DIM_MAX = max(row["dim"] for row in _ops.ext.variants())
 GRID_MAX = 65535
 SEQLEN_MAX = 2**30
+SCALE_MAX = 2.0**127  # of its magnitude, exclusive
 # enable_gqa came with torch 2.5.
 HAS_GQA = _ops.version_of(str(torch.__version__)) >= (2, 5)
-FLOAT32_MAX = 3.4028234663852886e38
 
 # Nothing runs fused in this process: switched off, or no op.
 _blocked: Reason | None = None
@@ -200,7 +200,7 @@ def route(
     if scale is not None:
         if not isinstance(scale, (float, int)):
             return Reason.ARGUMENT
-        if not -FLOAT32_MAX <= scale <= FLOAT32_MAX:
+        if not -SCALE_MAX < scale < SCALE_MAX:
             return Reason.SCALE
     if is_autocast_enabled(device_type):
         # Stock casts to this dtype what is floating point and not float64.

@@ -12,6 +12,7 @@ SPDX-License-Identifier: BSD-3-Clause
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from . import _eligibility, _ops
 from ._config import config
-from ._eligibility import FLOAT32_MAX, GRID_MAX, HEAD_DIM_MAX, SEQLEN_MAX
+from ._eligibility import GRID_MAX, HEAD_DIM_MAX, SCALE_MAX, SEQLEN_MAX
 from ._errors import FlashAttnError
 from ._reason import Reason
 from ._simulate import current_arch, traced_arch
@@ -42,6 +43,9 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor):
             raise _refuse(name, "a tensor", type(tensor).__name__)
+        if tensor.is_nested or tensor.layout is not torch.strided:
+            form = "nested" if tensor.is_nested else tensor.layout
+            raise _refuse(name, "a strided tensor", form)
         if tensor.dim() != 4:
             layout = "4 dimensions (batch, seqlen, heads, head dim)"
             raise _refuse(name, layout, f"shape {tuple(tensor.shape)}")
@@ -94,22 +98,50 @@ def _check_device(q: Tensor) -> None:
         raise _refuse("q", words, f"device {q.device}")
 
 
+def _number(name: str, expected: str, given: Any) -> float:
+    """`given` if it is a number, one of numpy's too."""
+    if isinstance(given, (float, int)):
+        return given
+    if isinstance(given, Real):
+        return float(given)
+    raise _refuse(name, expected, repr(given))
+
+
 def _check_unsupported(
-    dropout_p: float,
-    window_size: tuple[int, int],
-    softcap: float,
-    alibi_slopes: Tensor | None,
+    dropout_p: Any, window_size: Any, softcap: Any, alibi_slopes: Any
 ) -> None:
-    if dropout_p != 0.0:
-        raise _refuse("dropout_p", "0.0 (dropout is not supported yet)", dropout_p)
-    if tuple(window_size) != (-1, -1):
-        raise _refuse(
-            "window_size", "(-1, -1) (windows are not supported yet)", window_size
-        )
-    if softcap != 0.0:
-        raise _refuse("softcap", "0.0 (softcap is not supported yet)", softcap)
+    expected = "0.0 (dropout is not supported yet)"
+    dropout = _number("dropout_p", expected, dropout_p)
+    # A probability such as 1e-30 drops nothing; with flash_attn 2.x it is the way
+    # to get an LSE.
+    if not (dropout >= 0.0 and 1.0 - dropout == 1.0):
+        raise _refuse("dropout_p", expected, dropout_p)
+    sides = window_size if isinstance(window_size, (tuple, list)) else ()
+    if len(sides) != 2 or any(type(n) is not int or n != -1 for n in sides):
+        expected = "(-1, -1) (windows are not supported yet)"
+        raise _refuse("window_size", expected, repr(window_size))
+    expected = "0.0 (softcap is not supported yet)"
+    if softcap is not None and _number("softcap", expected, softcap) != 0.0:
+        raise _refuse("softcap", expected, softcap)
     if alibi_slopes is not None:
-        raise _refuse("alibi_slopes", "None (ALiBi is not supported yet)", "a tensor")
+        given = type(alibi_slopes).__name__
+        raise _refuse("alibi_slopes", "None (ALiBi is not supported yet)", given)
+
+
+def _check_flags(**flags: Any) -> None:
+    for name, given in flags.items():
+        if not isinstance(given, int) or given not in (0, 1):
+            raise _refuse(name, "True or False", repr(given))
+
+
+def _scale_of(q: Tensor, softmax_scale: Any) -> float:
+    if softmax_scale is None:
+        return 1.0 / math.sqrt(q.size(3))
+    expected = "None or a number of magnitude below 2^127"
+    scale = _number("softmax_scale", expected, softmax_scale)
+    if not -SCALE_MAX < scale < SCALE_MAX:
+        raise _refuse("softmax_scale", expected, softmax_scale)
+    return scale
 
 
 def flash_attn_func(
@@ -120,7 +152,7 @@ def flash_attn_func(
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
+    softcap: float | None = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
@@ -128,17 +160,18 @@ def flash_attn_func(
     """Exact attention, softmax(scale * Q K^T) V, without storing the scores.
 
     Args:
-        q: (batch, seqlen_q, nheads, headdim), float16. The last dimension is made
-            contiguous if it is not; others may have any stride.
+        q: (batch, seqlen_q, nheads, headdim), float16, headdim 1 to 128, on a GPU
+            that runs these kernels, or on the CPU inside simulate(). The last
+            dimension is made contiguous if it is not; others may have any stride.
         k, v: (batch, seqlen_k, nheads_k, headdim), like q. nheads_k divides
             nheads; query head h reads key head h // (nheads // nheads_k).
-        dropout_p: only 0.0 yet.
-        softmax_scale: factor on the scores before softmax, no unit.
-            Default 1 / sqrt(headdim).
+        dropout_p: only 0.0 yet, or so little that 1 - dropout_p is 1.
+        softmax_scale: factor on the scores before softmax, no unit, of magnitude
+            below 2^127. Default 1 / sqrt(headdim).
         causal: keep key j for query i only if j <= i + seqlen_k - seqlen_q.
             For 2 queries and 4 keys the mask is 1 1 1 0 / 1 1 1 1.
         window_size: only (-1, -1), no window, yet.
-        softcap: only 0.0 yet.
+        softcap: only 0.0, or None for it, yet.
         alibi_slopes: only None yet.
         deterministic: no effect; results always repeat bit by bit.
         return_attn_probs: also return the row normalisers.
@@ -161,12 +194,12 @@ def flash_attn_func(
     if config.device == "off":
         raise FlashAttnError("FLASH_ATTN_ROCM_DEVICE=off switches this package off")
     _check_unsupported(dropout_p, window_size, softcap, alibi_slopes)
+    _check_flags(
+        causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs
+    )
     _check_tensors(q, k, v)
     _check_device(q)
-    if softmax_scale is None:
-        softmax_scale = 1.0 / math.sqrt(q.size(3))
-    elif not -FLOAT32_MAX <= softmax_scale <= FLOAT32_MAX:
-        raise _refuse("softmax_scale", "a finite number", softmax_scale)
+    scale = _scale_of(q, softmax_scale)
     q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
     none = q.new_empty(0)
     out, lse, _ = _ops.op(
@@ -179,7 +212,7 @@ def flash_attn_func(
         none,
         none,
         none,
-        softmax_scale,
+        scale,
         0.0,
         0.0,
         _ops.CAUSAL_BOTTOM_RIGHT if causal else _ops.CAUSAL_NONE,

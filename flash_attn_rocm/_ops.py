@@ -20,7 +20,7 @@ from torch import Tensor
 from . import _torch
 from ._config import config, logger, simulator_path
 from ._simulate import launch_arch
-from ._version import __version__
+from ._version import TORCH_MIN, TORCH_MIN_TEXT, __version__
 
 SCHEMA = (
     "fwd(Tensor q, Tensor k, Tensor v, Tensor bias, Tensor mask, Tensor alibi, "
@@ -28,8 +28,9 @@ SCHEMA = (
     "float dropout_p, int causal, int window_left, int window_right, "
     "bool needs_grad) -> (Tensor out, Tensor lse, Tensor out_lo)"
 )
-SUPPORTED_TORCH = "2.4 and newer, tested with 2.4 and 2.13"
 CAUSAL_NONE, CAUSAL_TOP_LEFT, CAUSAL_BOTTOM_RIGHT = 0, 1, 2
+
+_INT_MAX = 2**31 - 1  # C's
 
 _DTYPE_CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 
@@ -48,39 +49,70 @@ def dtype_code(dtype: torch.dtype) -> int:
 _libraries: list[Any] = []  # registrations live as long as these objects
 
 
+# The refusals have the words of csrc/python/ops.c and csrc/host/plan.c, so that
+# callers see one text whoever registered the op.
+
+
 def _check_supported(
-    tensors: dict[str, Tensor], numbers: dict[str, tuple[float, float]]
+    tensors: dict[str, Tensor | None],
+    floats: dict[str, float],
+    windows: dict[str, int],
+    needs_grad: bool,
 ) -> None:
     for name, tensor in tensors.items():
-        if tensor.numel():
+        # The dispatcher hands an undefined tensor over as None.
+        if tensor is not None and tensor.numel():
             raise RuntimeError(
-                f"{name}: not supported yet, expected an empty tensor, got shape "
-                f"{tuple(tensor.shape)}"
+                f"{name}: not supported yet, expected a tensor without elements, got "
+                f"{tensor.numel()} elements"
             )
-    for name, (given, expected) in numbers.items():
-        if given != expected:
+    for name, number in floats.items():
+        if number != 0.0:
+            raise RuntimeError(f"{name}: not supported yet, expected 0.0, got {number}")
+    for name, window in windows.items():
+        if window != -1:
             raise RuntimeError(
-                f"{name}: not supported yet, expected {expected}, got {given}"
+                f"{name}: not supported yet, expected -1 (open), got {window}"
             )
+    if needs_grad:
+        raise RuntimeError(
+            "needs_grad: the backward is not available yet, expected False, got True"
+        )
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).replace("torch.", "")
 
 
 def _check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor is None or tensor.layout is not torch.strided:
+            got = "None" if tensor is None else tensor.layout
+            raise RuntimeError(
+                f"{name}: expected a strided tensor, got something else ({got})"
+            )
         if tensor.dim() != 4:
             raise RuntimeError(
                 f"{name}: expected 4 dimensions (batch, heads, seqlen, head dim), "
                 f"got {tensor.dim()}"
             )
-        if tensor.dtype != q.dtype:
-            raise RuntimeError(
-                f"{name}: expected q's dtype {q.dtype}, got {tensor.dtype}"
-            )
+        if tensor.dtype not in _DTYPE_CODES:
+            raise RuntimeError(f"{name}: expected dtype float16, got {tensor.dtype}")
         if tensor.device != q.device:
             raise RuntimeError(
-                f"{name}: expected q's device {q.device}, got {tensor.device}"
+                f"{name}: expected device {q.device} (as q), got {tensor.device}"
             )
-    if q.dtype not in _DTYPE_CODES:
-        raise RuntimeError(f"q: expected dtype torch.float16, got {q.dtype}")
+    served = _dtype_name(q.dtype)
+    if q.dtype is not torch.float16:
+        raise RuntimeError(
+            f"q: not supported yet, expected dtype float16, got {served}"
+        )
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.dtype is not q.dtype:
+            raise RuntimeError(
+                f"{name}: expected dtype {served} (as q), got "
+                f"{_dtype_name(tensor.dtype)}"
+            )
 
 
 def _forward(
@@ -111,21 +143,12 @@ def _forward(
             "seed": seed,
             "blocks": blocks,
         },
-        {
-            "softcap": (softcap, 0.0),
-            "dropout_p": (dropout_p, 0.0),
-            "window_left": (window_left, -1),
-            "window_right": (window_right, -1),
-        },
+        {"softcap": softcap, "dropout_p": dropout_p},
+        {"window_left": window_left, "window_right": window_right},
+        needs_grad,
     )
-    if needs_grad:
-        raise RuntimeError(
-            "needs_grad: the backward is not available yet, expected False, got True"
-        )
-    if causal not in (CAUSAL_NONE, CAUSAL_TOP_LEFT, CAUSAL_BOTTOM_RIGHT):
-        raise RuntimeError(
-            f"causal: expected 0 (none), 1 (top-left) or 2 (bottom-right), got {causal}"
-        )
+    # Clamped as in C: beyond an int it must not turn into something legal.
+    causal = max(-_INT_MAX, min(causal, _INT_MAX))
     _check_inputs(q, k, v)
     out, lse, out_lo = _outputs(q)
     if q.is_cuda:
@@ -150,9 +173,6 @@ def _launch(
     scale: float,
     causal: int,
 ) -> None:
-    if k.size(2) == 0:
-        out.zero_()  # a row that sees no key: zero, and no mass to normalise
-        lse.fill_(-float("inf"))
     ext.forward(
         device_type,
         device_index,
@@ -215,7 +235,7 @@ def load() -> None:
     """Import the extension and register the op, or set `unavailable`."""
     global ext, op, source, unavailable
     try:
-        if version_of(str(torch.__version__)) < (2, 4):
+        if version_of(str(torch.__version__)) < TORCH_MIN:
             raise RuntimeError("this torch is too old")
         if _torch.missing:
             raise RuntimeError("this torch lacks " + ", ".join(_torch.missing))
@@ -231,7 +251,7 @@ def load() -> None:
         source = registered
     except Exception as error:  # whatever it is, the user's program must go on
         unavailable = (
-            f"flash_attn_rocm {__version__} supports torch {SUPPORTED_TORCH}; found "
+            f"flash_attn_rocm {__version__} needs {TORCH_MIN_TEXT}, found torch "
             f"{torch.__version__}: {type(error).__name__}: {error}"
         )
         logger.warning(

@@ -31,7 +31,7 @@ class Reason(str, Enum):
     ARGUMENT = "argument"  # not understood; the stock function judges it
     MASK = "mask"
     DROPOUT = "dropout"
-    SCALE = "scale"  # not finite in float32
+    SCALE = "scale"  # magnitude not below 2^127
     DTYPE = "dtype"
     RANK = "rank"  # not 4-D
     SHAPE = "shape"  # batches or lengths differ

@@ -1,6 +1,6 @@
 """patch(): our function in the place of F.scaled_dot_product_attention.
 
-The replacement answers what _eligibility.why_not() lets through and hands every
+The replacement answers what _eligibility.route() lets through and hands every
 other call, arguments untouched, to the stock builtin, so that errors and results
 are stock's. `torch._C._nn` keeps its attribute: nested tensors know the builtin
 by identity.

@@ -6,6 +6,7 @@ SPDX-License-Identifier: BSD-3-Clause
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,10 +29,12 @@ class LastCall:
     """What answered the calling thread's last attention call."""
 
     backend: str  # "hip", "sim", "standin", "null" or "sdpa"
-    kernel: str  # "" if the stock function answered
+    kernel: str  # "" if the stock function answered, or nothing was launched
     reason: Reason
-    device: str
-    counters: Mapping[str, int]  # wave_instructions and workgroups, if simulated
+    why: str  # one sentence: why this kernel, or why the stock function
+    device: str  # "cpu" or "cuda:N"; "" if the stock function answered
+    # wave_instructions (counted by the simulator, otherwise 0) and workgroups.
+    counters: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ _WHY = {
     Reason.ARGUMENT: "an argument has an unexpected type",
     Reason.MASK: "attn_mask is given; masks are not supported yet",
     Reason.DROPOUT: "dropout_p is not 0; dropout is not supported yet",
-    Reason.SCALE: "scale is not finite in float32",
+    Reason.SCALE: "scale has a magnitude not below 2^127",
     Reason.DTYPE: "expected query, key and value in torch.float16",
     Reason.RANK: "expected 4-D query, key and value",
     Reason.SHAPE: "batch sizes or key and value lengths differ",
@@ -75,11 +78,8 @@ _WHY = {
     Reason.DEVICE: "nothing here runs kernels for these devices",
     Reason.UNTESTED: "an AMD GPU needs FLASH_ATTN_ROCM_UNTESTED=1",
     Reason.CODE_OBJECT: "no code object for this architecture",
+    Reason.FAILED: "the fused call failed; the log has the error",
 }
-
-
-def _as_reason(code: str) -> Reason:
-    return Reason(code) if code else Reason.FUSED
 
 
 def last_call() -> LastCall | None:
@@ -87,11 +87,14 @@ def last_call() -> LastCall | None:
     record = _record.last_record()
     if record is None:
         return None
-    backend, kernel, reason, device, instructions, workgroups = record
+    # A reason's code if the stock function answered, else the plan's sentence.
+    backend, kernel, words, device, instructions, workgroups = record
+    reason = Reason(words) if backend == "sdpa" else Reason.FUSED
     return LastCall(
         backend=backend,
         kernel=kernel,
-        reason=_as_reason(reason) if backend == "sdpa" else Reason.FUSED,
+        reason=reason,
+        why=words if reason is Reason.FUSED else _why(reason),
         device=device,
         counters={"wave_instructions": instructions, "workgroups": workgroups},
     )
@@ -142,12 +145,10 @@ def explain(
 
 def _plan(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Plan:
     """What the op would launch for these arguments of it."""
-    align = 16
-    while any(t.data_ptr() % align for t in (q, k, v)):
-        align //= 2
+    aligns = [math.gcd(t.data_ptr(), 16) for t in (q, k, v)]
     scale, causal = rest[6], rest[9]
     sizes = [part for t in (q, k, v) for part in (tuple(t.shape), t.stride())]
-    plan: Plan = _ops.ext.plan(_ops.dtype_code(q.dtype), align, *sizes, scale, causal)
+    plan: Plan = _ops.ext.plan(_ops.dtype_code(q.dtype), *aligns, *sizes, scale, causal)
     return plan
 
 

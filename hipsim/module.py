@@ -130,7 +130,11 @@ def _dimensions(what: str, values: Sequence[int]) -> ctypes.Array[ctypes.c_uint3
 
 
 class Kernel:
-    """One kernel of a loaded module; made by Module.kernel()."""
+    """One kernel of a loaded module; made by Module.kernel().
+
+    Attributes:
+        facts: what the code object says of this kernel; see object_info().
+    """
 
     def __init__(self, handle: ctypes.c_void_p, facts: dict[str, Any]) -> None:
         self._handle = handle

@@ -21,21 +21,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import needs_simulator, run_python
 
+import flash_attn_rocm
 import flash_attn_rocm._C as C
 from flash_attn_rocm import _ops, simulate
 from flash_attn_rocm._config import config, simulator_path
 
 ROOT = Path(__file__).resolve().parent.parent
-BUILT = os.path.exists(simulator_path()) and os.path.exists(
-    os.path.join(config.code_dir, "fa_gfx906.co")
-)
-needs_simulator = pytest.mark.skipif(
-    not BUILT, reason="libhipsim.so or fa_gfx906.co is not built"
-)
-needs_c_op = pytest.mark.skipif(
-    _ops.source != "c", reason="the op is registered from Python: other texts"
-)
 EMPTY = torch.empty(0)
 
 NAMES = (
@@ -81,6 +74,17 @@ def null():
 def restore():
     yield
     _ops.configure(config.device)
+
+
+@pytest.fixture
+def configure(restore, monkeypatch):
+    """C.configure, also for the op that is registered from Python."""
+
+    def both(code_dir, sim_library, mode, sim_arch):
+        C.configure(code_dir, sim_library, mode, sim_arch)
+        monkeypatch.setattr(_ops, "launch_arch", sim_arch)
+
+    return both
 
 
 def in_new_process(code: str) -> str:
@@ -161,14 +165,13 @@ def test_the_fake_kernel_agrees_with_the_real_one(null):
                 assert [a.stride(d) for d in counted] == [b.stride(d) for d in counted]
 
 
-@needs_c_op
 @pytest.mark.parametrize("mode", ["null", "sim"])
 @pytest.mark.parametrize(
     "sizes",
     [dict(batch=0), dict(seqlen_q=0), dict(heads=0, key_heads=0), dict(heads=0)],
 )
-def test_empty_outputs_need_no_simulator(restore, mode, sizes):
-    C.configure("/nowhere", "/nowhere", mode, lambda: "gfx906")
+def test_empty_outputs_need_no_simulator(configure, mode, sizes):
+    configure("/nowhere", "/nowhere", mode, lambda: "gfx906")
     q, k, v = tensors(**sizes)
     out, lse, _ = fwd(q, k, v)
     assert out.shape == q.shape and lse.shape == q.shape[:3]
@@ -205,7 +208,8 @@ REFUSED = [
     (dict(scale=float("inf")), "scale: expected a finite number below 2^127, got inf"),
     (dict(scale=float("nan")), "scale: expected a finite number below 2^127, got "),
     (dict(causal=3), "causal: expected 0 (none), 1 (top-left) or 2 (bottom-right)"),
-    (dict(causal=1 + 2**32), "(bottom-right), got 4294967297"),
+    (dict(causal=1 + 2**32), "(bottom-right), got 2147483647"),
+    (dict(causal=-(2**40)), "(bottom-right), got -214748364"),
     (dict(q=Q[0]), "q: expected 4 dimensions (batch, heads, seqlen, head dim), got 3"),
     (dict(k=K[None]), "k: expected 4 dimensions"),
     (dict(v=EMPTY.half()), "v: expected 4 dimensions"),
@@ -213,7 +217,7 @@ REFUSED = [
     (dict(q=Q.bfloat16()), "expected dtype float16, got bfloat16"),
     (dict(k=K.float()), "k: expected dtype float16 (as q), got float32"),
     (dict(v=V.double()), "v: expected dtype float16 (as q), got float64"),
-    (dict(q=Q.int()), "q: expected dtype float16, got torch's dtype number"),
+    (dict(q=Q.int()), "q: expected dtype float16, got torch"),
     (dict(k=K[:1]), "k: expected size 2 in dimension 0 (batch, as in q), got 1"),
     (dict(v=V[..., :5, :]), "v: expected size 6 in dimension 2 (row, as in k), got 5"),
     (dict(k=K[..., :8]), "k: expected size 16 in dimension 3 (head dim, as in q)"),
@@ -223,7 +227,6 @@ REFUSED = [
 ]
 
 
-@needs_c_op
 @pytest.mark.parametrize(
     "changed, message",
     REFUSED,
@@ -238,9 +241,10 @@ def test_arguments_are_refused_by_name(null, changed, message):
     assert C.counters()["fused"] == {}
 
 
-@needs_c_op
 def test_none_is_as_good_as_an_empty_tensor(null):
     fwd(Q, K, V, bias=None, mask=None)
+    assert C.last_call()[:2] == ("null", "fa_fwd_f16_d64_plain")
+    assert C.counters()["fused"] == {"fa_fwd_f16_d64_plain": 1}
 
 
 def test_cpu_tensors_need_someone_who_asks_for_the_simulator(restore):
@@ -259,13 +263,14 @@ def test_mode_off_refuses(restore):
         fwd(Q, K, V)
 
 
-@needs_c_op
+@pytest.mark.skipif(_ops.source != "c", reason="only C has to ask Python")
 @pytest.mark.parametrize(
     "answer, message",
     [
         (lambda: 1 / 0, "sim_arch: expected a name or None, got an exception: div"),
         (lambda: 7, "sim_arch: expected a name or None, got an exception: "),
         (lambda: "x/y", 'arch: expected a name such as gfx906, got "x/y"'),
+        (lambda: "gfx906:" * 10, 'arch: expected a name such as gfx906, got "gfx906:g'),
         (lambda: "gfx\udc80", "sim_arch: expected a name or None"),
     ],
 )
@@ -278,17 +283,15 @@ def test_a_bad_answer_of_sim_arch_is_an_error_of_the_call(restore, answer, messa
     assert message in str(caught.value)
 
 
-@needs_c_op
-def test_a_missing_simulator_is_named(restore):
-    C.configure(config.code_dir, "/nowhere/libhipsim.so", "sim", lambda: "gfx906")
+def test_a_missing_simulator_is_named(configure):
+    configure(config.code_dir, "/nowhere/libhipsim.so", "sim", lambda: "gfx906")
     with pytest.raises(RuntimeError, match=r"cannot load /nowhere/libhipsim\.so"):
         fwd(Q, K, V)
 
 
-@needs_c_op
 @pytest.mark.skipif(not os.path.exists(simulator_path()), reason="no libhipsim.so")
-def test_missing_and_corrupt_code_objects_are_named(restore, tmp_path):
-    C.configure(str(tmp_path), simulator_path(), "sim", lambda: "gfx906")
+def test_missing_and_corrupt_code_objects_are_named(configure, tmp_path):
+    configure(str(tmp_path), simulator_path(), "sim", lambda: "gfx906")
     path = tmp_path / "fa_gfx906.co"
     with pytest.raises(RuntimeError) as caught:
         fwd(Q, K, V)
@@ -302,11 +305,10 @@ def test_missing_and_corrupt_code_objects_are_named(restore, tmp_path):
         fwd(Q, K, V)
 
 
-@needs_c_op
 @needs_simulator
-def test_cut_and_foreign_code_objects_are_refused(restore, tmp_path):
+def test_cut_and_foreign_code_objects_are_refused(configure, tmp_path):
     good = Path(config.code_dir, "fa_gfx906.co").read_bytes()
-    C.configure(str(tmp_path), simulator_path(), "sim", lambda: "gfx906")
+    configure(str(tmp_path), simulator_path(), "sim", lambda: "gfx906")
     path = tmp_path / "fa_gfx906.co"
     for size in (len(good) // 2, len(good) - 1, 100, 64):
         path.write_bytes(good[:size])
@@ -319,23 +321,49 @@ def test_cut_and_foreign_code_objects_are_refused(restore, tmp_path):
         fwd(Q, K, V)
 
 
+@pytest.mark.skipif(_ops.source != "c", reason="this is the second process")
+def test_refusals_have_the_same_words_when_registered_from_python():
+    code = """
+import sys, pytest
+sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+    which = "refused or empty or none or named or keys"
+    env = {"FLASH_ATTN_ROCM_PYTHON_OPS": "1"}
+    done = run_python(code, __file__, "-k", which, env=env)
+    assert " passed" in done.stdout and "failed" not in done.stdout
+
+
 # -- plan and forward ---------------------------------------------------------
 
 
-def plan(q, k, v, dtype=0, align=16, scale=1.0, causal=0):
+def plan(q, k, v, dtype=0, align=(16, 16, 16), scale=1.0, causal=0):
     shapes = (x for t in (q, k, v) for x in (tuple(t.shape), t.stride()))
-    return C.plan(dtype, align, *shapes, scale, causal)
+    return C.plan(dtype, *align, *shapes, scale, causal)
 
 
 def test_plan_names_kernel_grid_and_reason():
     q, k, v = tensors(seqlen_q=300, dim=64)
     expected = ("fa_fwd_f16_d64_plain", (3, 4, 2), "wide: every load is 16 bytes")
     assert plan(q, k, v) == expected
-    symbol, grid, why = plan(q, k, v, align=2)
-    assert symbol == "fa_fwd_f16_d64_plain_narrow" and grid == (3, 4, 2)
-    assert why == "narrow: q base is not 16-byte aligned"
     empty = plan(*tensors(seqlen_k=0))
     assert empty == ("", (0, 0, 0), "empty: no keys, so out is 0 and lse -inf")
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_plan_and_explain_blame_the_tensor_that_is_misaligned(name):
+    given = dict(zip("qkv", tensors(seqlen_q=300, dim=64)))
+    align = [2 if key == name else 16 for key in given]
+    expected = (
+        "fa_fwd_f16_d64_plain_narrow",
+        (3, 4, 2),
+        f"narrow: {name} base is not 16-byte aligned",
+    )
+    assert plan(*given.values(), align=align) == expected
+    moved = torch.empty(given[name].numel() + 1, dtype=torch.float16)[1:]
+    given[name] = moved.view_as(given[name])
+    with simulate("gfx906"):
+        told = flash_attn_rocm.explain(*given.values(), enable_gqa=True)
+    assert (told.kernel, told.grid, told.why) == expected
 
 
 def test_plan_refuses_with_its_own_error():
@@ -345,20 +373,21 @@ def test_plan_refuses_with_its_own_error():
     with pytest.raises(C.Error, match="expected dtype float16, got bfloat16"):
         plan(Q, K, V, dtype=1)
     with pytest.raises(C.Error, match="batch"):
-        C.plan(0, 16, *([(-1, 2, 3, 4), (1, 1, 1, 1)] * 3), 1.0, 0)
+        C.plan(0, 16, 16, 16, *([(-1, 2, 3, 4), (1, 1, 1, 1)] * 3), 1.0, 0)
     with pytest.raises(C.Error, match="2\\^59"):
         huge = (65535, 65535, 2**30, 128), (0, 0, 0, 1)
-        C.plan(0, 16, *huge, *[(65535, 1, 1, 128), (0, 0, 0, 1)] * 2, 1.0, 0)
+        rest = [(65535, 1, 1, 128), (0, 0, 0, 1)] * 2
+        C.plan(0, 16, 16, 16, *huge, *rest, 1.0, 0)
 
 
 @pytest.mark.parametrize(
     "call",
     [
         lambda: C.plan(0),
-        lambda: C.plan(0, 16, *([(1, 2, 3)] * 6), 1.0, 0),
-        lambda: C.plan(0, 16, *([[1, 2, 3, 4]] * 6), 1.0, 0),
-        lambda: C.plan(0, 16, *([(1, 2, 3, "4")] * 6), 1.0, 0),
-        lambda: C.plan(0, 16, *([(1, 2, 3, 4)] * 6), "1.0", 0),
+        lambda: C.plan(0, 16, 16, 16, *([(1, 2, 3)] * 6), 1.0, 0),
+        lambda: C.plan(0, 16, 16, 16, *([[1, 2, 3, 4]] * 6), 1.0, 0),
+        lambda: C.plan(0, 16, 16, 16, *([(1, 2, 3, "4")] * 6), 1.0, 0),
+        lambda: C.plan(0, 16, 16, 16, *([(1, 2, 3, 4)] * 6), "1.0", 0),
         lambda: C.forward(0),
         lambda: C.configure("a", "b", 5, None),
         lambda: C.record_fallback(5),
@@ -393,7 +422,7 @@ def test_forward_checks_like_the_op(null):
         RuntimeError, match="out: expected elements that do not overlap"
     ):
         raw_forward(Q, K, V, out[:, :1].expand(-1, 4, -1, -1), lse, None)
-    with pytest.raises(RuntimeError, match="device_type: expected 0 .CPU. or 1"):
+    with pytest.raises(RuntimeError, match=r"device_type: expected 0 .CPU. or 1"):
         raw_forward(Q, K, V, out, lse, None, device_type=9)
 
 
@@ -467,7 +496,7 @@ def test_python_runs_on_while_a_kernel_does(route):
 
 
 @needs_simulator
-def test_opcheck_passes():
+def test_torchs_opcheck_finds_no_fault():
     q, k, v = tensors(batch=1, heads=2, key_heads=1)
     with simulate("gfx906"):
         torch.library.opcheck(

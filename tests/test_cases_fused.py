@@ -4,14 +4,19 @@ names, and for each call which of them ran fused.
 SPDX-License-Identifier: BSD-3-Clause
 """
 
-import copy
-import io
-import pickle
-
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import NONE, TOP_LEFT, error_ratio, fp64_attention, qkv, run_python
+from helpers import (
+    CLONES,
+    NONE,
+    TOP_LEFT,
+    HoldsTheFunction,
+    error_ratio,
+    fp64_attention,
+    qkv,
+    run_python,
+)
 
 import flash_attn_rocm as fa
 from flash_attn_rocm import Reason
@@ -119,26 +124,9 @@ sys.exit(child.exitcode)
     run_python(code, env={"FLASH_ATTN_ROCM_DEVICE": "sim"})
 
 
-class Block(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attend = F.scaled_dot_product_attention
-
-    def forward(self, x):
-        return self.attend(x, x, x, is_causal=True)
-
-
-def through_file(model):
-    buffer = io.BytesIO()
-    torch.save(model, buffer)
-    return torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)
-
-
-@pytest.mark.parametrize(
-    "clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), through_file]
-)
+@pytest.mark.parametrize("clone", CLONES)
 def test_copies_of_a_model_that_holds_the_function_run_fused(clone):
-    model = Block()
+    model = HoldsTheFunction()
     x, _, _ = qkv(2, 1, 7, 32)
     want = model(x)
     assert answered_by() == "fa_fwd_f16_d64_plain"

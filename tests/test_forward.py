@@ -2,8 +2,8 @@
 
 Each case calls the C entry with outputs that lie inside larger buffers full of a
 canary value, so that a stray store near them is seen. The reference is attention in
-float64, the yardstick PyTorch's math path in float16 (DESIGN: at most twice its
-error; these kernels keep to 1.4 times).
+float64, the yardstick PyTorch's math path in float16 (docs/accuracy.md allows twice
+its error; most cases here must keep to 1.4 times).
 
 FA_TEST_DEVICE=cuda runs the same cases on a GPU, with FLASH_ATTN_ROCM_DEVICE=standin
 on an NVIDIA card; without it they run on the simulated gfx906.
@@ -16,21 +16,22 @@ import os
 
 import pytest
 import torch
-
-import flash_attn_rocm as fa
-from flash_attn_rocm import _ops
 from helpers import (
     BOTTOM_RIGHT,
     NONE,
     TOP_LEFT,
+    error_ratio,
     fp64_attention,
     guarded,
-    lse_bound,
+    lse_ratio,
     math_attention,
     needs_simulator,
     relative_error,
     run_forward,
 )
+
+import flash_attn_rocm as fa
+from flash_attn_rocm import _ops
 
 DEVICE = os.environ.get("FA_TEST_DEVICE", "cpu")
 if DEVICE == "cpu":
@@ -77,31 +78,16 @@ def forward(q, k, v, symbol, scale=None, causal=NONE):
     return out, lse
 
 
-def check(q, k, v, symbol, scale=None, causal=NONE, *, allowed=1.4):
+def check(q, k, v, symbol, scale=None, causal=NONE, *, allowed=0.7):
     """Runs the kernel and holds out and LSE against float64."""
     out, lse = forward(q, k, v, symbol, scale, causal)
-    expected, expected_lse = fp64_attention(q, k, v, scale, causal)
-    assert torch.isfinite(out).all()
-    error = relative_error(out, expected)
-    yardstick = relative_error(math_attention(q, k, v, scale, causal), expected)
-    if yardstick >= 2**-13:
-        # Observed: 1.01 to 1.36.
-        assert error <= allowed * yardstick, f"{error / yardstick:.2f} times math's error"
-    else:
-        # Math is (nearly) exact: one key, or one that takes all the weight.
-        worst = float((out.double() - expected).abs().max())
-        assert worst <= 2 * ulp(float(expected.abs().max())), worst
-    empty = expected_lse == -math.inf
-    assert torch.equal(lse == -math.inf, empty)
-    assert torch.equal(out[empty], torch.zeros_like(out[empty]))
-    excess = (lse.double() - expected_lse).abs() - lse_bound(q, k, expected_lse, scale)
-    assert (excess[~empty] <= 0).all(), f"LSE beyond its bound by {excess.max()}"
+    # Observed: up to 0.69, and up to 0.44 for the LSE.
+    ratio = error_ratio(out, q, k, v, scale, causal)
+    assert ratio <= allowed, f"{ratio:.2f} of what docs/accuracy.md allows"
+    assert lse_ratio(lse, q, k, v, scale, causal) <= 1
+    blind = lse == -math.inf
+    assert torch.equal(out[blind], torch.zeros_like(out[blind]))
     return out, lse
-
-
-def ulp(x):
-    """Of float16 at x."""
-    return 2.0 ** (math.floor(math.log2(max(abs(x), 2.0**-14))) - 10)
 
 
 def test_variants_here_are_all_that_ship():
@@ -111,7 +97,7 @@ def test_variants_here_are_all_that_ship():
 @pytest.mark.parametrize("causal", CAUSAL)
 @pytest.mark.parametrize("length,length_k", LENGTHS)
 @pytest.mark.parametrize("symbol", VARIANTS)
-def test_tile_edges(symbol, length, length_k, causal):
+def test_lengths_around_a_tile_are_accurate(symbol, length, length_k, causal):
     dim = VARIANTS[symbol][0]
     q, k, v = inputs(2, 1, length, length_k, dim)
     check(q, k, v, symbol, causal=CAUSAL[causal])
@@ -130,11 +116,10 @@ def test_wide_loads_serve_every_multiple_of_8_below_128(dim):
 
 
 @pytest.mark.parametrize("dim", [1, 2, 5, 7, 33, 63, 65, 77, 100, 127])
-def test_narrow_loads_serve_every_head_dim(dim):
+def test_narrow_loads_serve_every_other_head_dim(dim):
     q, k, v = inputs(1, 1, 70, 130, dim)
     bucket = 64 if dim <= 64 else 128
-    if dim % 8 != 0:
-        check(q, k, v, f"fa_fwd_f16_d{bucket}_plain_narrow", causal=TOP_LEFT)
+    check(q, k, v, f"fa_fwd_f16_d{bucket}_plain_narrow", causal=TOP_LEFT)
 
 
 @pytest.mark.parametrize("symbol", VARIANTS)
@@ -166,7 +151,7 @@ def test_scores_near_the_largest_possible_do_not_overflow(symbol):
 @pytest.mark.parametrize("symbol", VARIANTS)
 def test_equal_scores_average_the_values(symbol):
     q, k, v = inputs(1, 1, 70, 130, VARIANTS[symbol][0])
-    out, lse = check(torch.zeros_like(q), k, v, symbol)
+    _, lse = check(torch.zeros_like(q), k, v, symbol)
     assert (lse - math.log(130)).abs().max() < 1e-5
 
 
@@ -179,8 +164,8 @@ def test_small_weights_keep_their_precision(symbol):
     k[..., 0] *= 0.1
     k[:, :, 0, 0] = 12.5 * math.log(2) / 4 * 8
     v[:, :, 0] = 0
-    # Observed: 1.25 to 1.57; unscaled weights give 16 to 27.
-    check(q, k, v * 1000, symbol, scale=0.18, allowed=2)
+    # Observed: 0.69 to 0.79; unscaled weights give 8 to 14.
+    check(q, k, v * 1000, symbol, scale=0.18, allowed=1)
 
 
 @pytest.mark.parametrize("symbol", VARIANTS)
@@ -290,15 +275,9 @@ def test_infinite_values_come_out_as_in_the_math_path(symbol):
     v[0, 0, 7, 0] = math.inf
     v[0, 0, 9, -1] = math.nan
     out, _ = forward(q, k, v, symbol)
-    expected = math_attention_raw(q, k, v)
+    expected = math_attention(q, k, v)
     assert torch.equal(torch.isnan(out), torch.isnan(expected))
     assert torch.equal(out == math.inf, expected == math.inf)
-
-
-def math_attention_raw(q, k, v):
-    """The math path with its NaN left as they are."""
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        return torch._C._nn.scaled_dot_product_attention(q, k, v)
 
 
 @pytest.mark.parametrize("symbol", VARIANTS)
@@ -334,9 +313,7 @@ def test_strides_beyond_2_to_31_elements_are_used_in_place(dim):
     far = []
     for tensor in (q, k, v):
         storage = torch.empty(stride + tensor[0, 0].numel(), dtype=torch.float16)
-        view = storage.as_strided(
-            tensor.shape, (2 * stride, stride, dim, 1)
-        )
+        view = storage.as_strided(tensor.shape, (2 * stride, stride, dim, 1))
         far.append(view.copy_(tensor))
     out, lse = forward(q, k, v, symbol, causal=TOP_LEFT)
     again, again_lse = forward(*far, symbol, causal=TOP_LEFT)

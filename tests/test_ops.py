@@ -14,8 +14,7 @@ from helpers import (
     ROOT,
     TOP_LEFT,
     error_ratio,
-    fp64_attention,
-    lse_bound,
+    lse_ratio,
     needs_extension,
     qkv,
     run_python,
@@ -63,13 +62,9 @@ def test_output_and_lse_against_float64(causal, lengths):
     q, k, v = qkv(2, 4, lengths[0], 24, heads_k=2, length_k=lengths[1])
     out, lse, out_lo = fwd(q, k, v, causal=causal)
     assert fa.last_call().backend == "sim"
-    reference, want = fp64_attention(q, k, v, causal=causal)
     assert error_ratio(out, q, k, v, causal=causal) <= 1  # observed up to 0.6
-    blind = want == -math.inf  # rows that see no key
-    assert torch.equal(lse == -math.inf, blind)
-    assert not out[blind].any() and not reference[blind].any()
-    error = (lse.double() - want)[~blind].abs()
-    assert (error <= lse_bound(q, k, want)[~blind]).all()
+    assert lse_ratio(lse, q, k, v, causal=causal) <= 1
+    assert not out[lse == -math.inf].any()  # rows that see no key
     assert lse.dtype == torch.float32 and lse.is_contiguous()
     assert out_lo.shape == (0,)
 
@@ -117,12 +112,12 @@ def test_fake_and_real_outputs_have_the_same_form(name):
 
 
 @pytest.mark.parametrize("causal", [NONE, TOP_LEFT, BOTTOM_RIGHT])
-def test_opcheck(causal):
+def test_the_op_keeps_torchs_rules_for_custom_ops(causal):
     q, k, v = qkv(1, 2, 5, 8, length_k=7)
     torch.library.opcheck(_ops.op, arguments(q, k, v, causal=causal))
 
 
-def test_opcheck_with_grouped_heads_and_strides():
+def test_the_op_keeps_torchs_rules_for_grouped_heads_and_strides():
     q, k, v = qkv(2, 4, 6, 16, heads_k=2)
     q = q.transpose(1, 2).contiguous().transpose(1, 2)
     torch.library.opcheck(_ops.op, arguments(q, k, v))

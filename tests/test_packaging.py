@@ -156,6 +156,16 @@ def test_no_architectures_needs_no_kernel_compiler(tree):
     assert not list((tree / "flash_attn_rocm").rglob("*.co"))
 
 
+def test_wheel_holds_no_code_object_of_an_earlier_build(tree):
+    stale = tree / "out" / "flash_attn_rocm" / "_code" / "fa_gfx1100.co"
+    stale.parent.mkdir(parents=True)
+    stale.write_bytes(b"old")
+    command = [sys.executable, "setup.py", "-q", "build_ext", "-b", "out"]
+    output, code = run(*command, cwd=tree, FA_ARCHS="none")
+    assert code == 0, output
+    assert not stale.exists()
+
+
 def test_missing_kernel_compiler_is_one_sentence(tree):
     output, code = build_ext(tree, FA_ARCHS="gfx906", FA_CLANG="/no/such/clang")
     assert code == 1 and "Traceback" not in output
@@ -226,7 +236,7 @@ def test_setup_names_every_missing_package_at_once(bootstrap, monkeypatch):
     lacks = {"a C compiler": ["gcc", "libc6-dev"], "clang": []}
     monkeypatch.setattr(bootstrap, "missing_packages", lambda: lacks)
     monkeypatch.setattr(bootstrap, "output_of", candidates(22))
-    with pytest.raises(bootstrap.Stop, match="gcc libc6-dev clang-22 .* llvm-22"):
+    with pytest.raises(bootstrap.Stop, match=r"gcc libc6-dev clang-22 .* llvm-22"):
         bootstrap.install_packages()
 
 

@@ -11,6 +11,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "host/code.h"
 
+#include <assert.h>
 #include <elf.h>
 #include <errno.h>
 #include <stdio.h>
@@ -282,6 +283,7 @@ fa_status fa_code_function(fa_code_list *list, const fa_driver *driver,
 {
     fa_status status = FA_OK;
     const char *asked = arch == NULL ? "" : arch;
+    assert(variant >= fa_variants && variant < fa_variants + FA_VARIANT_COUNT);
     *function = NULL;
     fa_code *code = find(atomic_load(&list->head), NULL, driver, device, asked);
     if (code == NULL) {

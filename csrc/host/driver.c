@@ -7,6 +7,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "host/driver.h"
 
+#include <assert.h>
 #include <dlfcn.h>
 #include <stdlib.h>
 
@@ -14,6 +15,7 @@ const char *fa_backend_name(fa_backend backend)
 {
     static const char *const names[FA_BACKEND_COUNT] = {"hip", "sim", "standin",
                                                         "null"};
+    assert((size_t)backend < FA_BACKEND_COUNT);
     return names[backend];
 }
 
@@ -85,6 +87,10 @@ fa_status fa_driver_open(fa_backend backend, const char *library,
 {
     fa_status status = FA_ELIBRARY;
     *out = NULL;
+    if ((unsigned)backend >= FA_BACKEND_COUNT) {
+        return fa_fail(error, FA_EINVAL, "backend: expected 0..%d, got %d",
+                       FA_BACKEND_COUNT - 1, (int)backend);
+    }
     fa_driver *driver = calloc(1, sizeof *driver);
     if (driver == NULL) {
         return fa_fail(error, FA_ENOMEM, "driver: out of memory");
@@ -119,8 +125,7 @@ fa_status fa_driver_open(fa_backend backend, const char *library,
         status = bind_null(driver);
         break;
     case FA_BACKEND_COUNT:
-        status = fa_fail(error, FA_EINVAL, "backend: expected 0..3, got 4");
-        break;
+        break; /* refused above */
     }
     if (status != FA_OK) {
         fa_driver_close(driver);

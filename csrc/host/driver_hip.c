@@ -1,8 +1,9 @@
 /* driver_hip.c: the HIP runtime, real (libamdhip64) or simulated (libhipsim).
  *
- * Only calls of HIP 5.4 are used, and they are the same in both.  The
- * simulator differs where it is better informed: it is told which tensors a
- * launch may touch, counts instructions and explains a fault.
+ * Only calls of HIP 5.4 are used, but for hipGetDevicePropertiesR0600 where
+ * it exists.  The simulator has the same ones and differs where it is better
+ * informed: it is told which tensors a launch may touch, counts instructions
+ * and explains a fault.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "host/driver.h"
@@ -17,25 +18,28 @@ enum { EM_AMDGPU_MACHINE = 224 };
 static const unsigned no_dynamic_lds = 0;
 
 #define SYMBOL(member, text, need) {offsetof(fa_hip_api, member), text, need}
-static const fa_symbol symbols[] = {
+static const fa_symbol common_symbols[] = {
     SYMBOL(get_device_count, "hipGetDeviceCount", true),
-    SYMBOL(get_device, "hipGetDevice", true),
-    SYMBOL(set_device, "hipSetDevice", true),
     SYMBOL(get_properties_r0600, "hipGetDevicePropertiesR0600", false),
     SYMBOL(get_properties, "hipGetDeviceProperties", false),
-    SYMBOL(module_load_data, "hipModuleLoadData", true),
     SYMBOL(module_unload, "hipModuleUnload", true),
     SYMBOL(module_get_function, "hipModuleGetFunction", true),
-    SYMBOL(get_last_error, "hipGetLastError", true),
     SYMBOL(get_error_string, "hipGetErrorString", true),
     SYMBOL(get_error_name, "hipGetErrorName", true),
-    /* Each backend needs one of the two groups; see the bind functions. */
+};
+static const fa_symbol hip_symbols[] = {
+    SYMBOL(get_device, "hipGetDevice", true),
+    SYMBOL(set_device, "hipSetDevice", true),
+    SYMBOL(module_load_data, "hipModuleLoadData", true),
     SYMBOL(module_launch_kernel, "hipModuleLaunchKernel", true),
-    SYMBOL(memset_d16_async, "hipMemsetD16Async", false),
-    SYMBOL(memset_d32_async, "hipMemsetD32Async", false),
-    SYMBOL(sim_launch, "hipsimLaunch", false),
-    SYMBOL(sim_module_load, "hipsimModuleLoad", false),
-    SYMBOL(sim_last_report, "hipsimLastReport", false),
+    SYMBOL(memset_d16_async, "hipMemsetD16Async", true),
+    SYMBOL(memset_d32_async, "hipMemsetD32Async", true),
+    SYMBOL(get_last_error, "hipGetLastError", true),
+};
+static const fa_symbol sim_symbols[] = {
+    SYMBOL(sim_launch, "hipsimLaunch", true),
+    SYMBOL(sim_module_load, "hipsimModuleLoad", true),
+    SYMBOL(sim_last_report, "hipsimLastReport", true),
 };
 #undef SYMBOL
 
@@ -246,6 +250,12 @@ static fa_status sim_enter(const fa_driver *driver, int device, fa_scope *scope,
                                  device);
 }
 
+static void sim_leave(const fa_driver *driver, const fa_scope *scope)
+{
+    (void)driver;
+    (void)scope;
+}
+
 static fa_status sim_load(const fa_driver *driver, const char *path,
                           const void *image, size_t bytes, void **module,
                           fa_error *error)
@@ -308,23 +318,30 @@ static fa_status sim_fill(const fa_driver *driver, void *data, uint32_t bits,
 
 /* -- binding --------------------------------------------------------------- */
 
-static fa_status incomplete(fa_error *error, const char *library,
-                            const char *missing)
-{
-    return fa_fail(error, FA_ELIBRARY,
-                   "%s: expected it to export %s, got "
-                   "nothing of that name",
-                   library, missing);
-}
-
-static fa_status bind_common(fa_driver *driver, const char *library,
-                             fa_error *error)
+/* Fills the functions of `symbols`; one that is missing is named. */
+static fa_status fill(fa_driver *driver, const char *library,
+                      const fa_symbol *symbols, size_t count, fa_error *error)
 {
     const char *missing =
-        fa_library_fill(driver->library, symbols,
-                        sizeof symbols / sizeof symbols[0], &driver->api.hip);
-    if (missing != NULL) {
-        return incomplete(error, library, missing);
+        fa_library_fill(driver->library, symbols, count, &driver->api.hip);
+    return missing == NULL
+               ? FA_OK
+               : fa_fail(error, FA_ELIBRARY,
+                         "%s: expected it to export %s, got nothing of that "
+                         "name",
+                         library, missing);
+}
+
+/* The common functions, then the `count` of the backend's own `symbols`. */
+static fa_status bind_common(fa_driver *driver, const char *library,
+                             const fa_symbol *symbols, size_t count,
+                             fa_error *error)
+{
+    fa_status status =
+        fill(driver, library, common_symbols,
+             sizeof common_symbols / sizeof common_symbols[0], error);
+    if (status == FA_OK) {
+        status = fill(driver, library, symbols, count, error);
     }
     driver->code_suffix = "co";
     driver->code_machine = EM_AMDGPU_MACHINE;
@@ -332,42 +349,27 @@ static fa_status bind_common(fa_driver *driver, const char *library,
     driver->arch = hip_arch;
     driver->unload = hip_unload;
     driver->function = hip_function;
-    return FA_OK;
+    return status;
 }
 
 fa_status fa_driver_bind_hip(fa_driver *driver, fa_error *error)
 {
-    fa_status status = bind_common(driver, "libamdhip64", error);
-    if (status != FA_OK) {
-        return status;
-    }
-    const fa_hip_api *hip = &driver->api.hip;
-    if (hip->memset_d16_async == NULL || hip->memset_d32_async == NULL) {
-        return incomplete(error, "libamdhip64", "hipMemsetD16Async");
-    }
     driver->enter = hip_enter;
     driver->leave = hip_leave;
     driver->load = hip_load;
     driver->launch = hip_launch;
     driver->fill = hip_fill;
-    return FA_OK;
+    return bind_common(driver, "libamdhip64", hip_symbols,
+                       sizeof hip_symbols / sizeof hip_symbols[0], error);
 }
 
 fa_status fa_driver_bind_sim(fa_driver *driver, fa_error *error)
 {
-    fa_status status = bind_common(driver, "libhipsim", error);
-    if (status != FA_OK) {
-        return status;
-    }
-    const fa_hip_api *hip = &driver->api.hip;
-    if (hip->sim_launch == NULL || hip->sim_module_load == NULL ||
-        hip->sim_last_report == NULL) {
-        return incomplete(error, "libhipsim", "hipsimLaunch");
-    }
     driver->enter = sim_enter;
-    driver->leave = hip_leave;
+    driver->leave = sim_leave;
     driver->load = sim_load;
     driver->launch = sim_launch;
     driver->fill = sim_fill;
-    return FA_OK;
+    return bind_common(driver, "libhipsim", sim_symbols,
+                       sizeof sim_symbols / sizeof sim_symbols[0], error);
 }

@@ -10,6 +10,7 @@
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "fa.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -23,10 +24,9 @@ const fa_variant fa_variants[FA_VARIANT_COUNT] = {
 };
 
 enum {
-    MAX_GRID = 65535,       /* workgroups in y (heads) and z (batch) */
-    MAX_LENGTH = 1 << 30,   /* lengths and their sums fit 32 bits */
-    MAX_DIM = 128,          /* the widest bucket of variants.def */
-    WIDE_ELEMENTS = 8,      /* fp16 in one 16-byte load */
+    MAX_GRID = 65535,     /* workgroups in y (heads) and z (batch) */
+    MAX_LENGTH = 1 << 30, /* lengths and their sums fit 32 bits */
+    WIDE_ELEMENTS = 8,    /* fp16 in one 16-byte load */
     WIDE_BYTES = 16,
     WIDE_ROW_LIMIT = 1 << 24 /* 32-bit byte offsets inside a tile */
 };
@@ -37,24 +37,29 @@ const char *fa_dtype_name(fa_dtype dtype)
 {
     static const char *const names[] = {"float16", "bfloat16", "float32",
                                         "float64"};
+    assert((size_t)dtype < sizeof names / sizeof names[0]);
     return names[dtype];
 }
 
 const char *fa_pass_name(fa_pass pass)
 {
-    (void)pass;
-    return "forward";
+    static const char *const names[] = {"forward"};
+    assert((size_t)pass < sizeof names / sizeof names[0]);
+    return names[pass];
 }
 
 const char *fa_level_name(fa_level level)
 {
-    (void)level;
-    return "plain";
+    static const char *const names[] = {"plain"};
+    assert((size_t)level < sizeof names / sizeof names[0]);
+    return names[level];
 }
 
 const char *fa_load_name(fa_load load)
 {
-    return load == FA_LOAD_WIDE ? "wide" : "narrow";
+    static const char *const names[] = {"wide", "narrow"};
+    assert((size_t)load < sizeof names / sizeof names[0]);
+    return names[load];
 }
 
 /* -- the output's layout --------------------------------------------------- */
@@ -162,11 +167,25 @@ static fa_status check_size(const char *name, const fa_tensor *t, int dim,
                          (long long)t->size[dim]);
 }
 
+/* The widest bucket that the rows have for these. */
+static int64_t largest_dim(fa_pass pass, fa_dtype dtype)
+{
+    int64_t largest = 0;
+    for (size_t i = 0; i < FA_VARIANT_COUNT; i++) {
+        const fa_variant *row = &fa_variants[i];
+        if (row->pass == pass && row->dtype == dtype && row->dim > largest) {
+            largest = row->dim;
+        }
+    }
+    return largest;
+}
+
 /* What holds for each tensor alone. */
 static fa_status check_tensor(const char *name, const fa_tensor *t,
                               fa_error *error)
 {
-    static const int64_t limit[4] = {MAX_GRID, MAX_GRID, MAX_LENGTH, MAX_DIM};
+    const int64_t limit[4] = {MAX_GRID, MAX_GRID, MAX_LENGTH,
+                              largest_dim(FA_FORWARD, t->dtype)};
     for (int d = 0; d < 4; d++) {
         if (t->size[d] < 0 || t->size[d] > limit[d]) {
             return fa_fail(error, t->size[d] < 0 ? FA_EINVAL : FA_EUNSUPPORTED,
@@ -290,7 +309,8 @@ static fa_status check_shapes(const fa_problem *p, fa_error *error)
     }
     if (p->q.size[3] == 0) {
         return fa_fail(error, FA_EUNSUPPORTED,
-                       "q: expected a head dim of 1..%d, got 0", (int)MAX_DIM);
+                       "q: expected a head dim of 1..%lld, got 0",
+                       (long long)largest_dim(FA_FORWARD, p->q.dtype));
     }
     const int64_t heads = p->q.size[1];
     const int64_t key_heads = p->k.size[1];
@@ -304,7 +324,7 @@ static fa_status check_shapes(const fa_problem *p, fa_error *error)
      * expanded view, so its own existence proves nothing for out. */
     const double rows =
         (double)p->q.size[0] * (double)heads * (double)p->q.size[2];
-    if (rows * (double)p->q.size[3] > 0x1p59) {
+    if (rows * (double)p->q.size[3] >= 0x1p59) {
         return fa_fail(error, FA_EINVAL,
                        "q: expected fewer than 2^59 elements in out, got %g",
                        rows * (double)p->q.size[3]);

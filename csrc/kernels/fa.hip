@@ -6,10 +6,6 @@
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "forward.h"
 
-enum { FA_FORWARD };
-enum { FA_F16 };
-enum { FA_PLAIN };
-
 /* Two workgroups of 256 threads share a compute unit, 2 waves on each SIMD,
  * if the LDS holds both. */
 #define FA_WAVES_PER_SIMD(lds_bytes) ((lds_bytes) <= 32768 ? 2 : 1)

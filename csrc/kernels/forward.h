@@ -24,9 +24,10 @@
  *         largest may give NaN (0 * Inf).  Price: 22 VALU instructions for
  *         each 2 granules of V in tiles that some row sees in part.
  * Order   keys ascend inside one workgroup, no atomics: repeats bit for bit.
- * Error   at most 1.4x PyTorch's math path in fp16, against fp64; LSE within
- *         1e-5 + 5e-7 * max(|LSE|, scale * max_j sum_d |q_d k_jd|), or 7e-7
- *         if all products are equal, where roundings of the sum add up.
+ * Error   at most 2x PyTorch's math path in fp16, against fp64.  LSE within
+ *         1e-5 + 5e-7 * max(|LSE|, scale * max_j sum_d |q_d k_jd|); 7e-7 where
+ *         all products of a score are equal and their roundings add up.
+ *         Observed figures of both: docs/accuracy.md.
  * Source  online softmax, arXiv 1805.02867; FlashAttention-2,
  *         arXiv 2307.08691, algorithm 1.
  *
@@ -41,9 +42,9 @@ enum {
     FA_LANE_ROWS = 4,
     FA_LANE_KEYS = 8,
     FA_LANE_PAIRS = FA_LANE_KEYS / 2,
-    FA_HALF_KEYS = 32,   /* keys whose P fits the P area */
+    FA_HALF_KEYS = 32, /* keys whose P fits the P area */
     FA_P_BYTES = FA_ROWS * FA_HALF_KEYS * 2,
-    FA_UNITS = FA_THREADS * 8, /* bytes of P for one i */
+    FA_P_STRIDE = FA_THREADS * 8, /* bytes from P of one i to the next */
     FA_WAVE_ROWS = FA_WAVE / 8 * FA_LANE_ROWS
 };
 
@@ -140,8 +141,8 @@ static FA_DEVICE void fa_mask(float s[FA_LANE_ROWS][FA_LANE_KEYS],
     }
 }
 
-/* Takes the next 8 scores of each row into m, l and o, and leaves their
- * weights in p: p[i][n] is the pair of keys c + 16n and c + 16n + 8. */
+/* Takes this lane's 8 of a row's next 64 scores, for each of its rows, into
+ * m, l and o, and leaves their weights in p: p[i][n] is the pair of keys c + 16n and c + 16n + 8. */
 template <int DIM>
 static FA_DEVICE void fa_softmax(float s[FA_LANE_ROWS][FA_LANE_KEYS],
                                  uint32_t p[FA_LANE_ROWS][FA_LANE_PAIRS],
@@ -217,13 +218,18 @@ fa_share_weights(fa_lds area, const uint32_t p[FA_LANE_ROWS][FA_LANE_PAIRS],
     fa_wave_sync(); /* the units of the last half are read */
 #pragma unroll
     for (int i = 0; i < FA_LANE_ROWS; i++) {
-        fa_lds_store2(area + tid * 8 + i * FA_UNITS, p[i][2 * half],
+        fa_lds_store2(area + tid * 8 + i * FA_P_STRIDE, p[i][2 * half],
                       p[i][2 * half + 1]);
     }
     fa_wave_sync();
 }
 
-/* O += P V. */
+/* O += P V.  Unit number `unit` comes from lane c = unit of the row and has
+ * its weights for V's pairs 2 * unit (x) and 2 * unit + 1 (y) of the half.
+ * In bytes, P steps by 8 from unit to unit, by 64 from one group of 8 lanes
+ * to the next and by FA_P_STRIDE from i to i + 1; V by ROW from pair to pair,
+ * so by 2 * ROW from unit to unit, by 16 (4 channels of a pair) from lane to
+ * lane and by 128 from u to u + 1. */
 template <int DIM>
 static FA_DEVICE void fa_values(float o[FA_LANE_ROWS][FA_CHANNELS(DIM)],
                                 const uint32_t p[FA_LANE_ROWS][FA_LANE_PAIRS],
@@ -241,7 +247,7 @@ static FA_DEVICE void fa_values(float o[FA_LANE_ROWS][FA_CHANNELS(DIM)],
 #pragma unroll
             for (int i = 0; i < FA_LANE_ROWS; i++) {
                 px[i] = fa_lds_load2(area + (tid >> 3) * 64 + unit * 8 +
-                                     i * FA_UNITS);
+                                     i * FA_P_STRIDE);
             }
 #pragma unroll
             for (int pair = 0; pair < 2; pair++) {
@@ -382,6 +388,23 @@ static FA_DEVICE bool fa_any_wave(bool x, fa_lds lds, uint32_t tid)
     return fa_any(fa_lds_load1(lds + tid % (FA_THREADS / FA_WAVE) * 4) != 0);
 }
 
+/* Rows that have seen no key. */
+template <int DIM>
+static FA_DEVICE void fa_start_rows(float m[FA_LANE_ROWS],
+                                    float l[FA_LANE_ROWS],
+                                    float o[FA_LANE_ROWS][FA_CHANNELS(DIM)])
+{
+#pragma unroll
+    for (int i = 0; i < FA_LANE_ROWS; i++) {
+        m[i] = FA_NO_MAX;
+        l[i] = 0.0f;
+#pragma unroll
+        for (int e = 0; e < FA_CHANNELS(DIM); e++) {
+            o[i][e] = 0.0f;
+        }
+    }
+}
+
 template <int DIM, int LOAD>
 static FA_DEVICE void fa_forward(const fa_args *a, fa_lds lds)
 {
@@ -416,15 +439,7 @@ static FA_DEVICE void fa_forward(const fa_args *a, fa_lds lds)
     float o[FA_LANE_ROWS][FA_CHANNELS(DIM)];
     u32x4 got[FA_FETCH(DIM)];
 
-#pragma unroll
-    for (int i = 0; i < FA_LANE_ROWS; i++) {
-        m[i] = FA_NO_MAX;
-        l[i] = 0.0f;
-#pragma unroll
-        for (int e = 0; e < FA_CHANNELS(DIM); e++) {
-            o[i][e] = 0.0f;
-        }
-    }
+    fa_start_rows<DIM>(m, l, o);
     if (tiles > 0) {
         fa_fetch_keys<DIM, LOAD>(got, &k, 0, tid);
         fa_stage_queries<DIM, LOAD>(q_tile, &q, first, a->q_flip, tid);

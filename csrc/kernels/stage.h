@@ -28,14 +28,12 @@
 
 enum {
     FA_THREADS = 256,
-    FA_ROWS = 128,    /* query rows of a workgroup */
-    FA_KEYS = 64,     /* keys of a step */
-    FA_GRANULE = 8,   /* channels */
-    FA_Q_MASK = 3,    /* rows with different granule order */
+    FA_ROWS = 128,  /* query rows of a workgroup */
+    FA_KEYS = 64,   /* keys of a step */
+    FA_GRANULE = 8, /* channels */
+    FA_Q_MASK = 3,  /* rows with different granule order */
     FA_K_MASK = 7
 };
-
-enum { FA_LOAD_WIDE, FA_LOAD_NARROW };
 
 /* Granules of a K or V tile that one thread moves. */
 #define FA_FETCH(DIM) (FA_KEYS * (DIM) / FA_GRANULE / FA_THREADS)
@@ -106,8 +104,8 @@ static FA_DEVICE u32x4 fa_load_narrow(const fa_matrix *x, int first, int row,
 }
 
 template <int LOAD>
-static FA_DEVICE u32x4 fa_load(const fa_matrix *x, int first, int row,
-                               int granule)
+static FA_DEVICE u32x4 fa_load_granule(const fa_matrix *x, int first, int row,
+                                       int granule)
 {
     return LOAD == FA_LOAD_WIDE ? fa_load_wide(x, first, row, granule)
                                 : fa_load_narrow(x, first, row, granule);
@@ -149,7 +147,7 @@ static FA_DEVICE void fa_stage_queries(fa_lds tile, const fa_matrix *q,
 
 #pragma unroll 2
     for (int row = (int)(tid / GRANULES); row < FA_ROWS; row += PASS) {
-        u32x4 x = fa_load<LOAD>(q, first, row, granule);
+        u32x4 x = fa_load_granule<LOAD>(q, first, row, granule);
         x.x ^= flip;
         x.y ^= flip;
         x.z ^= flip;

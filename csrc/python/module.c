@@ -14,10 +14,10 @@
  *               v_size, v_stride, out_stride, scale, causal):
  *       "The op on addresses, for kernels registered from Python.  Raises
  *        RuntimeError."
- *   def plan(dtype, q_align, q_size, q_stride, k_size, k_stride, v_size,
- *            v_stride, scale, causal) -> (symbol, grid, why):
- *       "What would run; raises Error.  q_align is the alignment of q's
- *        address in bytes; the other addresses count as aligned."
+ *   def plan(dtype, q_align, k_align, v_align, q_size, q_stride, k_size,
+ *            k_stride, v_size, v_stride, scale, causal) -> (symbol, grid, why):
+ *       "What would run; raises Error.  The alignments are those of the
+ *        tensors' addresses in bytes; out counts as aligned."
  *   def last_call() -> tuple | None:
  *       "This thread's last record: (backend, symbol, reason, device,
  *        wave_instructions, workgroups)."
@@ -232,14 +232,10 @@ static int parse_arch(PyObject *from, char *arch, bool *given)
     PyObject *bytes = PyUnicode_AsUTF8String(from);
     const char *text = bytes == NULL ? NULL : PyBytes_AsString(bytes);
     int failed = text == NULL ? -1 : 0;
-    if (!failed && strlen(text) >= FA_STATE_ARCH_CHARS) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "arch: expected a name such as gfx906, got a long "
-                        "text");
+    fa_error error;
+    if (!failed && fa_state_copy_arch(text, arch, &error) != FA_OK) {
+        PyErr_SetString(PyExc_RuntimeError, error.text);
         failed = -1;
-    }
-    if (!failed) {
-        memcpy(arch, text, strlen(text) + 1);
     }
     Py_XDECREF(bytes);
     return failed;
@@ -307,7 +303,8 @@ static PyObject *module_forward(PyObject *module, PyObject *const *args,
         return raise_runtime_error(&error);
     }
 
-    Py_BEGIN_ALLOW_THREADS status = fa_plan_make(&problem, &plan, &error);
+    Py_BEGIN_ALLOW_THREADS
+    status = fa_plan_make(&problem, &plan, &error);
     if (status == FA_OK) {
         status = fa_state_backend(device_type == 1, &runtime, &target.backend,
                                   &error);
@@ -318,8 +315,8 @@ static PyObject *module_forward(PyObject *module, PyObject *const *args,
     if (status == FA_OK) {
         status = fa_forward(runtime, &target, &problem, &plan, &counts, &error);
     }
-    Py_END_ALLOW_THREADS if (status != FA_OK)
-    {
+    Py_END_ALLOW_THREADS
+    if (status != FA_OK) {
         return raise_runtime_error(&error);
     }
     fa_state_record(target.backend, device_type == 1 ? target.device : -1,
@@ -330,7 +327,16 @@ static PyObject *module_forward(PyObject *module, PyObject *const *args,
 static PyObject *module_plan(PyObject *module, PyObject *const *args,
                              Py_ssize_t count)
 {
-    enum { DTYPE, Q_ALIGN, Q_SIZE, SCALE = Q_SIZE + 6, CAUSAL, ARGS };
+    enum {
+        DTYPE,
+        Q_ALIGN,
+        K_ALIGN,
+        V_ALIGN,
+        Q_SIZE,
+        SCALE = Q_SIZE + 6,
+        CAUSAL,
+        ARGS
+    };
     fa_problem problem;
     fa_plan plan;
     fa_dtype dtype = FA_F16;
@@ -340,12 +346,12 @@ static PyObject *module_plan(PyObject *module, PyObject *const *args,
     /* An address that equals its alignment has that alignment. */
     if (check_count("plan", count, ARGS) || parse_dtype(args[DTYPE], &dtype) ||
         parse_pointer(args[Q_ALIGN], &problem.q.data) ||
+        parse_pointer(args[K_ALIGN], &problem.k.data) ||
+        parse_pointer(args[V_ALIGN], &problem.v.data) ||
         parse_shapes(args + Q_SIZE, dtype, &problem) ||
         parse_scale_causal(args + SCALE, &problem)) {
         return NULL;
     }
-    problem.k.data = NULL;
-    problem.v.data = NULL;
     fa_tensor_like(&problem.q, &problem.out);
     if (fa_plan_make(&problem, &plan, &error) != FA_OK) {
         return raise_error(module, &error);

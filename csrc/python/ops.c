@@ -14,6 +14,7 @@
 #include "python/state.h"
 #include "python/torch_abi.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -215,20 +216,14 @@ static fa_status refuse_unsupported(const uint64_t *stack, fa_error *error)
     return FA_OK;
 }
 
-static fa_status parse_scalars(const uint64_t *stack, fa_problem *problem,
-                               fa_error *error)
+static void parse_scalars(const uint64_t *stack, fa_problem *problem)
 {
     const int64_t causal = as_int(stack[ARG_CAUSAL]);
     problem->scale = as_double(stack[ARG_SCALE]);
-    /* Out of int's range it must not turn into something legal. */
-    problem->causal = causal < -1 || causal > 3 ? -1 : (int)causal;
-    if (problem->causal != causal) {
-        return fa_fail(error, FA_EINVAL,
-                       "causal: expected 0 (none), 1 (top-left) or 2 "
-                       "(bottom-right), got %lld",
-                       (long long)causal);
-    }
-    return FA_OK;
+    /* Clamped, not cut: beyond int it must not turn into something legal. */
+    problem->causal = causal < INT_MIN   ? INT_MIN
+                      : causal > INT_MAX ? INT_MAX
+                                         : (int)causal;
 }
 
 /* -- outputs --------------------------------------------------------------- */
@@ -327,8 +322,8 @@ static fa_status forward(const uint64_t *stack,
     char arch[FA_STATE_ARCH_CHARS];
     fa_status status = FA_OK;
 
+    parse_scalars(stack, &problem);
     if ((status = refuse_unsupported(stack, error)) != FA_OK ||
-        (status = parse_scalars(stack, &problem, error)) != FA_OK ||
         (status = parse_qkv(stack, &problem, &on, error)) != FA_OK) {
         return status;
     }
@@ -401,7 +396,7 @@ fa_status fa_ops_register(bool *registered, fa_error *error)
     fa_status status = FA_OK;
 
     *registered = registered_ops;
-    if (registered_ops || !fa_torch_abi_fill(&torch)) {
+    if (registered_ops || !fa_torch_abi_open(&torch)) {
         return FA_OK;
     }
     dtype_codes[FA_F16] = torch.dtype_float16();
@@ -425,8 +420,8 @@ fa_status fa_ops_register(bool *registered, fa_error *error)
             goto fail;
         }
     }
-    /* The libraries hold the registrations and live as long as the process:
-     * torch asserts if a kernel disappears under a call. */
+    /* The libraries hold the registrations and live as long as the process,
+     * as does `torch`: torch asserts if a kernel disappears under a call. */
     registered_ops = true;
     *registered = true;
     return FA_OK;
@@ -437,11 +432,17 @@ fail:
             (void)torch.library_delete(libraries[i]);
         }
     }
+    fa_torch_abi_close(&torch);
     return status;
 }
 
 bool fa_ops_have_torch_abi(void)
 {
     fa_torch_abi probe;
-    return registered_ops || fa_torch_abi_fill(&probe);
+    if (registered_ops) {
+        return true;
+    }
+    const bool found = fa_torch_abi_open(&probe);
+    fa_torch_abi_close(&probe);
+    return found;
 }

@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "python/state.h"
 
+#include <assert.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -56,16 +57,17 @@ fa_status fa_state_configure(const char *code_dir, const char *sim_library,
         }
     }
     if (found == NULL) {
+        found = PyMem_Malloc(sizeof *found);
+        if (found == NULL) {
+            return fa_fail(error, FA_ENOMEM, "configure: out of memory");
+        }
         if (runtime == NULL) {
             fa_status status =
                 fa_runtime_open(code_dir, sim_library, &runtime, error);
             if (status != FA_OK) {
+                PyMem_Free(found);
                 return status;
             }
-        }
-        found = PyMem_Malloc(sizeof *found);
-        if (found == NULL) {
-            return fa_fail(error, FA_ENOMEM, "configure: out of memory");
         }
         *found = (setup){setups, runtime, (mode)wanted};
         setups = found;
@@ -119,6 +121,19 @@ fa_status fa_state_no_arch(fa_error *error)
                    "FLASH_ATTN_ROCM_DEVICE=sim");
 }
 
+fa_status fa_state_copy_arch(const char *name, char arch[FA_STATE_ARCH_CHARS],
+                             fa_error *error)
+{
+    const size_t length = strlen(name);
+    if (length >= FA_STATE_ARCH_CHARS) {
+        return fa_fail(error, FA_EINVAL,
+                       "arch: expected a name such as gfx906, got \"%.80s\"",
+                       name);
+    }
+    memcpy(arch, name, length + 1);
+    return FA_OK;
+}
+
 /* Puts the current exception into *error and clears it: the caller is C++,
  * which gets a text. */
 static fa_status take_exception(fa_error *error)
@@ -154,7 +169,7 @@ static fa_status ask_arch(char arch[FA_STATE_ARCH_CHARS], fa_error *error)
                (bytes = PyUnicode_AsUTF8String(answer)) == NULL) {
         status = take_exception(error);
     } else {
-        snprintf(arch, FA_STATE_ARCH_CHARS, "%s", PyBytes_AsString(bytes));
+        status = fa_state_copy_arch(PyBytes_AsString(bytes), arch, error);
     }
     Py_XDECREF(bytes);
     Py_XDECREF(answer);
@@ -208,6 +223,8 @@ void fa_state_record(fa_backend backend, int32_t device_index,
                     .plan = *plan,
                     .counts = *counts};
     if (plan->variant != NULL) {
+        assert(plan->variant >= fa_variants &&
+               plan->variant < fa_variants + FA_VARIANT_COUNT);
         atomic_fetch_add_explicit(&fused_count[plan->variant - fa_variants], 1,
                                   memory_order_relaxed);
     }

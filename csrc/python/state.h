@@ -28,9 +28,13 @@ fa_status fa_state_configure(const char *code_dir, const char *sim_library,
 fa_status fa_state_backend(bool is_cuda, fa_runtime **runtime,
                            fa_backend *backend, fa_error *error);
 
+/* Copies the name of an architecture; one that is too long is refused. */
+enum { FA_STATE_ARCH_CHARS = 64 };
+fa_status fa_state_copy_arch(const char *name, char arch[FA_STATE_ARCH_CHARS],
+                             fa_error *error);
+
 /* Asks Python's sim_arch which architecture CPU tensors are simulated on in
  * this context; takes the GIL. */
-enum { FA_STATE_ARCH_CHARS = 64 };
 fa_status fa_state_ask_arch(char arch[FA_STATE_ARCH_CHARS], fa_error *error);
 
 /* The refusal of CPU tensors where nobody asked for the simulator. */

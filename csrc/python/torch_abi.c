@@ -5,6 +5,8 @@
 
 #include "fa.h"
 
+#include <dlfcn.h>
+
 #define REQUIRED(member, name) {offsetof(fa_torch_abi, member), name, true}
 #define OPTIONAL(member, name) {offsetof(fa_torch_abi, member), name, false}
 
@@ -37,33 +39,56 @@ static const fa_symbol symbols[] = {
 };
 
 static const fa_symbol gpu_symbols[] = {
-    OPTIONAL(current_cuda_stream, "aoti_torch_get_current_cuda_stream"),
+    REQUIRED(current_cuda_stream, "aoti_torch_get_current_cuda_stream"),
 };
 
-bool fa_torch_abi_fill(fa_torch_abi *abi)
+/* The stream function: a GPU build has it in a library of its own, under the
+ * same name for ROCm. */
+static void fill_gpu(fa_torch_abi *abi)
 {
-    /* Where a GPU build keeps the stream function; ROCm keeps its name. */
-    static const char *const gpu_libraries[] = {"libtorch_cuda.so",
-                                                "libtorch_hip.so"};
+    static const char *const libraries[] = {"libtorch_cuda.so",
+                                            "libtorch_hip.so"};
+    for (size_t i = 0; i < 2 && abi->gpu_library == NULL; i++) {
+        void *gpu = fa_library_find(libraries[i]);
+        if (gpu == NULL) {
+            continue;
+        }
+        if (fa_library_fill(gpu, gpu_symbols, 1, abi) == NULL) {
+            abi->gpu_library = gpu;
+        } else {
+            dlclose(gpu);
+        }
+    }
+}
+
+bool fa_torch_abi_open(fa_torch_abi *abi)
+{
     const uint64_t oldest = (UINT64_C(2) << 56) | (UINT64_C(8) << 48);
 
     *abi = (fa_torch_abi){0};
-    void *torch = fa_library_find("libtorch_cpu.so");
-    if (torch == NULL ||
-        fa_library_fill(torch, symbols, sizeof symbols / sizeof symbols[0],
-                        abi) != NULL ||
-        abi->abi_version() < oldest) {
+    abi->library = fa_library_find("libtorch_cpu.so");
+    if (abi->library == NULL) {
         return false;
     }
-    for (size_t i = 0; i < 2 && abi->current_cuda_stream == NULL; i++) {
-        void *gpu = fa_library_find(gpu_libraries[i]);
-        if (gpu != NULL) {
-            (void)fa_library_fill(gpu, gpu_symbols, 1, abi);
-        }
+    if (fa_library_fill(abi->library, symbols,
+                        sizeof symbols / sizeof symbols[0], abi) != NULL ||
+        abi->abi_version() < oldest) {
+        fa_torch_abi_close(abi);
+        return false;
     }
-    /* The handles stay open: the functions are used until the process ends,
-     * and so does torch. */
+    fill_gpu(abi);
     return true;
+}
+
+void fa_torch_abi_close(fa_torch_abi *abi)
+{
+    if (abi->gpu_library != NULL) {
+        dlclose(abi->gpu_library);
+    }
+    if (abi->library != NULL) {
+        dlclose(abi->library);
+    }
+    *abi = (fa_torch_abi){0};
 }
 
 const char *fa_torch_abi_reason(const fa_torch_abi *abi)

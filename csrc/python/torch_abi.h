@@ -64,11 +64,18 @@ typedef struct fa_torch_abi {
 
     /* In the GPU library; NULL in a CPU build of torch. */
     int32_t (*current_cuda_stream)(int32_t device_index, void **stream);
+
+    void *library; /* counted handles; gpu_library is NULL in a CPU build */
+    void *gpu_library;
 } fa_torch_abi;
 
-/* Fills *abi from the loaded libtorch.  False if there is none, or one older
- * than 2.8, whose functions of the same names were not settled. */
-bool fa_torch_abi_fill(fa_torch_abi *abi);
+/* Fills *abi from the loaded libtorch, which stays loaded until
+ * fa_torch_abi_close.  False if there is none, or one older than 2.8, whose
+ * functions of the same names were not settled; there is nothing to close
+ * then. */
+bool fa_torch_abi_open(fa_torch_abi *abi);
+/* Gives the libraries back and clears *abi.  A zero *abi is accepted. */
+void fa_torch_abi_close(fa_torch_abi *abi);
 
 /* Why the last call failed, for a message; torch before 2.13 has printed the
  * reason to stderr and does not tell.  Borrowed, short-lived. */

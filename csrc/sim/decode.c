@@ -25,12 +25,12 @@ static uint32_t field(uint32_t word, unsigned low, unsigned bits)
 
 static bool source_exists(unsigned code)
 {
-    return code <= 107 || (code >= SRC_TTMP && code <= SRC_M0)
-           || code == SRC_EXEC || code == SRC_EXEC + 1
-           || (code >= SRC_ZERO && code <= SRC_MINUS_16)
-           || (code >= SRC_SHARED_BASE && code <= SRC_PRIVATE_LIMIT)
-           || (code >= SRC_HALF && code <= SRC_INV_2PI)
-           || (code >= SRC_VCCZ && code <= SRC_SCC) || code >= SRC_LDS_DIRECT;
+    return code <= 107 || (code >= SRC_TTMP && code <= SRC_M0) ||
+           code == SRC_EXEC || code == SRC_EXEC + 1 ||
+           (code >= SRC_ZERO && code <= SRC_MINUS_16) ||
+           (code >= SRC_SHARED_BASE && code <= SRC_PRIVATE_LIMIT) ||
+           (code >= SRC_HALF && code <= SRC_INV_2PI) ||
+           (code >= SRC_VCCZ && code <= SRC_SCC) || code >= SRC_LDS_DIRECT;
 }
 
 /* A scalar register, or an aligned run of them within one class. */
@@ -126,14 +126,14 @@ static void decode_scalar(const uint32_t *word, size_t left, isa_row *row)
     const isa_info *info = &isa_ops[row->op];
     for (int i = 0; i < 2; i++) {
         unsigned type = info->type[1 + i];
-        if (type != T_none && row->src[i] != SRC_LITERAL
-            && (!source_fits(row->src[i], isa_registers(type))
-                || row->src[i] == SRC_LDS_DIRECT)) {
+        if (type != T_none && row->src[i] != SRC_LITERAL &&
+            (!source_fits(row->src[i], isa_registers(type)) ||
+             row->src[i] == SRC_LDS_DIRECT)) {
             row->op = ISA_UNKNOWN;
         }
     }
-    if (info->type[0] != T_none
-        && !scalar_exists(row->dst, isa_registers(info->type[0]))) {
+    if (info->type[0] != T_none &&
+        !scalar_exists(row->dst, isa_registers(info->type[0]))) {
         row->op = ISA_UNKNOWN;
     }
 }
@@ -153,16 +153,15 @@ static void decode_smem(const uint32_t *word, size_t left, isa_row *row)
     row->glc = (uint8_t)field(word[0], 16, 1);
     row->imm = (uint8_t)field(word[0], 17, 1);
     row->offset = (int32_t)(word[1] << 11) >> 11;
-    row->soffset = (uint8_t)(row->soffset_en ? word[1] >> 25
-                                             : word[1] & 0x7f);
+    row->soffset = (uint8_t)(row->soffset_en ? word[1] >> 25 : word[1] & 0x7f);
 
     const isa_info *info = &isa_ops[row->op];
     unsigned registers = info->access == M_TIME ? 2u : info->bytes / 4u;
     bool addressed = info->access != M_CACHE && info->access != M_TIME;
-    if ((registers > 0 && !scalar_exists(row->dst, registers))
-        || (addressed && (row->soffset_en || !row->imm)
-            && !scalar_exists(row->soffset, 1))
-        || (addressed && !scalar_exists(row->base, 2))) {
+    if ((registers > 0 && !scalar_exists(row->dst, registers)) ||
+        (addressed && (row->soffset_en || !row->imm) &&
+         !scalar_exists(row->soffset, 1)) ||
+        (addressed && !scalar_exists(row->base, 2))) {
         row->op = ISA_UNKNOWN;
     }
 }
@@ -170,15 +169,14 @@ static void decode_smem(const uint32_t *word, size_t left, isa_row *row)
 static void sdwa(uint32_t word, isa_row *row)
 {
     row->ext = ISA_EXT_SDWA;
-    row->src[0] = (uint16_t)(field(word, 0, 8)
-                             | (field(word, 23, 1) ? 0 : SRC_VGPR));
+    row->src[0] =
+        (uint16_t)(field(word, 0, 8) | (field(word, 23, 1) ? 0 : SRC_VGPR));
     if (isa_ops[row->op].type[2] != T_none) {
-        row->src[1] = (uint16_t)((row->src[1] & 0xff)
-                                 | (field(word, 31, 1) ? 0 : SRC_VGPR));
+        row->src[1] = (uint16_t)((row->src[1] & 0xff) |
+                                 (field(word, 31, 1) ? 0 : SRC_VGPR));
     }
     if (row->format == F_VOPC) {
-        row->sdst = (uint8_t)(field(word, 15, 1) ? field(word, 8, 7)
-                                                 : SRC_VCC);
+        row->sdst = (uint8_t)(field(word, 15, 1) ? field(word, 8, 7) : SRC_VCC);
         row->sel[0] = 6;
     } else {
         row->sel[0] = (uint8_t)field(word, 8, 3);
@@ -191,8 +189,8 @@ static void sdwa(uint32_t word, isa_row *row)
     row->sext = (uint8_t)(field(word, 19, 1) | field(word, 27, 1) << 1);
     row->neg = (uint8_t)(field(word, 20, 1) | field(word, 28, 1) << 1);
     row->abs = (uint8_t)(field(word, 21, 1) | field(word, 29, 1) << 1);
-    if (row->sel[0] > 6 || row->sel[1] > 6 || row->sel[2] > 6
-        || row->dst_unused > 2) {
+    if (row->sel[0] > 6 || row->sel[1] > 6 || row->sel[2] > 6 ||
+        row->dst_unused > 2) {
         row->op = ISA_UNKNOWN;
     }
 }
@@ -210,8 +208,8 @@ static void dpp(uint32_t word, isa_row *row)
     row->bank_mask = (uint8_t)field(word, 24, 4);
     row->row_mask = (uint8_t)field(word, 28, 4);
     bool shift = ctrl >= 0x101 && ctrl <= 0x12f && (ctrl & 15) != 0;
-    bool wave = ctrl == 0x130 || ctrl == 0x134 || ctrl == 0x138
-                || ctrl == 0x13c || (ctrl >= 0x140 && ctrl <= 0x143);
+    bool wave = ctrl == 0x130 || ctrl == 0x134 || ctrl == 0x138 ||
+                ctrl == 0x13c || (ctrl >= 0x140 && ctrl <= 0x143);
     if (ctrl > 0xff && !shift && !wave) {
         row->op = ISA_UNKNOWN;
     }
@@ -223,9 +221,7 @@ static bool extendable(const isa_row *row)
 {
     const isa_info *info = &isa_ops[row->op];
 
-    if ((info->flags & ISA_SPECIAL) != 0 || row->op == ISA_v_madmk_f32
-        || row->op == ISA_v_madak_f32 || row->op == ISA_v_madmk_f16
-        || row->op == ISA_v_madak_f16) {
+    if ((info->flags & ISA_SPECIAL) != 0 || isa_has_constant(row->op)) {
         return false;
     }
     if (row->ext == ISA_EXT_DPP && row->format == F_VOPC) {
@@ -263,8 +259,7 @@ static void decode_vop(const uint32_t *word, size_t left, isa_row *row)
                           ? (uint16_t)SRC_VCC
                           : (uint16_t)(SRC_VGPR + row->dst);
     }
-    if (row->op == ISA_v_madmk_f32 || row->op == ISA_v_madak_f32
-        || row->op == ISA_v_madmk_f16 || row->op == ISA_v_madak_f16) {
+    if (isa_has_constant(row->op)) {
         row->src[2] = SRC_LITERAL;
     }
     if (row->op == ISA_v_swap_b32) {
@@ -311,10 +306,9 @@ static void decode_vop3(const uint32_t *word, size_t left, isa_row *row)
     } else {
         row->op = (uint16_t)isa_find(F_VOP3, opcode);
     }
-    if (row->op == ISA_v_madmk_f32 || row->op == ISA_v_madak_f32
-        || row->op == ISA_v_madmk_f16 || row->op == ISA_v_madak_f16
-        || row->op == ISA_v_swap_b32 || row->op == ISA_v_readfirstlane_b32) {
-        row->op = ISA_UNKNOWN;   /* no VOP3 form */
+    if (isa_has_constant(row->op) || row->op == ISA_v_swap_b32 ||
+        row->op == ISA_v_readfirstlane_b32) {
+        row->op = ISA_UNKNOWN; /* no VOP3 form */
     }
     const isa_info *info = &isa_ops[row->op];
 
@@ -327,8 +321,8 @@ static void decode_vop3(const uint32_t *word, size_t left, isa_row *row)
     if (packed) {
         row->neg_hi = (uint8_t)field(w, 8, 3);
         row->op_sel = (uint8_t)field(w, 11, 3);
-        row->op_sel_hi = (uint8_t)(field(word[1], 27, 2)
-                                   | field(w, 14, 1) << 2);
+        row->op_sel_hi =
+            (uint8_t)(field(word[1], 27, 2) | field(w, 14, 1) << 2);
     } else {
         row->omod = (uint8_t)field(word[1], 27, 2);
         if ((info->flags & ISA_CARRY) != 0) {
@@ -351,21 +345,20 @@ static void decode_vop3(const uint32_t *word, size_t left, isa_row *row)
     if (info->type[3] == T_none) {
         row->src[2] = 0;
     } else if (info->format == F_VOP2 && info->type[3] != T_mask) {
-        row->src[2] = (uint16_t)(SRC_VGPR + row->dst);   /* mac */
+        row->src[2] = (uint16_t)(SRC_VGPR + row->dst); /* mac */
     }
     for (int i = 0; i < 3; i++) {
         unsigned code = row->src[i];
-        if (info->type[1 + i] != T_none
-            && (code == SRC_LITERAL
-                || (info->type[1 + i] == T_mask
-                    && !scalar_exists(code, 2)))) {
+        if (info->type[1 + i] != T_none &&
+            (code == SRC_LITERAL ||
+             (info->type[1 + i] == T_mask && !scalar_exists(code, 2)))) {
             row->op = ISA_UNKNOWN;
         }
     }
-    if ((row->op == ISA_v_readlane_b32 && row->src[0] < SRC_VGPR)
-        || ((row->op == ISA_v_readlane_b32 || row->op == ISA_v_writelane_b32)
-            && row->src[1] >= SRC_VGPR)
-        || (row->op == ISA_v_writelane_b32 && row->src[0] >= SRC_VGPR)) {
+    if ((row->op == ISA_v_readlane_b32 && row->src[0] < SRC_VGPR) ||
+        ((row->op == ISA_v_readlane_b32 || row->op == ISA_v_writelane_b32) &&
+         row->src[1] >= SRC_VGPR) ||
+        (row->op == ISA_v_writelane_b32 && row->src[0] >= SRC_VGPR)) {
         row->op = ISA_UNKNOWN;
     }
 }
@@ -387,12 +380,11 @@ static bool modifiers_fit(const isa_row *row)
         }
     }
     bool to_float = isa_is_float(info->type[0]);
-    return signs == 0 && extends == 0
-           && (row->omod == 0 || (to_float && !packed))
-           && (row->clamp == 0 || to_float || row->format == F_VOPC
-               || info->format == F_VOPC
-               || strstr(info->meaning, "CLAMP") != NULL)
-           && (packed || row->op_sel == 0 || (info->flags & ISA_SELECT) != 0);
+    return signs == 0 && extends == 0 &&
+           (row->omod == 0 || (to_float && !packed)) &&
+           (row->clamp == 0 || to_float || row->format == F_VOPC ||
+            info->format == F_VOPC || strstr(info->meaning, "CLAMP") != NULL) &&
+           (packed || row->op_sel == 0 || (info->flags & ISA_SELECT) != 0);
 }
 
 /* Which VGPRs a vector row names, and whether it has no modifier at all. */
@@ -407,8 +399,8 @@ static void finish_valu(isa_row *row)
         if (!scalar_exists(row->sdst, 1)) {
             row->op = ISA_UNKNOWN;
         }
-    } else if (info->type[0] != T_mask && info->type[0] != T_none
-               && row->op != ISA_v_readlane_b32) {
+    } else if (info->type[0] != T_mask && info->type[0] != T_none &&
+               row->op != ISA_v_readlane_b32) {
         need_vgprs(row, row->dst, isa_registers(info->type[0]));
     }
     for (int i = 0; i < 3; i++) {
@@ -418,8 +410,8 @@ static void finish_valu(isa_row *row)
         }
         if (row->src[i] >= SRC_VGPR) {
             need_vgprs(row, row->src[i] - SRC_VGPR, isa_registers(type));
-        } else if (!source_fits(row->src[i], isa_registers(type))
-                   || row->src[i] == SRC_LDS_DIRECT) {
+        } else if (!source_fits(row->src[i], isa_registers(type)) ||
+                   row->src[i] == SRC_LDS_DIRECT) {
             row->op = ISA_UNKNOWN;
         }
     }
@@ -429,14 +421,14 @@ static void finish_valu(isa_row *row)
     bool halves = false;
     for (int i = 0; i < 4; i++) {
         unsigned type = info->type[i];
-        halves = halves || type == T_u16 || type == T_i16 || type == T_f16
-                 || type == T_mix || type == T_hi16 || type == T_pk16
-                 || (type == T_pkf16 && row->format != F_VOP3P);
+        halves = halves || type == T_u16 || type == T_i16 || type == T_f16 ||
+                 type == T_mix || type == T_hi16 || type == T_pk16 ||
+                 (type == T_pkf16 && row->format != F_VOP3P);
     }
     bool natural = info->type[1] != T_pkf16 || (row->op_sel_hi & 3) == 3;
-    row->plain = !halves && natural && row->ext == ISA_EXT_NONE
-                 && row->neg == 0 && row->abs == 0 && row->neg_hi == 0
-                 && row->op_sel == 0 && row->omod == 0 && row->clamp == 0;
+    row->plain = !halves && natural && row->ext == ISA_EXT_NONE &&
+                 row->neg == 0 && row->abs == 0 && row->neg_hi == 0 &&
+                 row->op_sel == 0 && row->omod == 0 && row->clamp == 0;
 }
 
 static void decode_ds(const uint32_t *word, size_t left, isa_row *row)
@@ -462,27 +454,33 @@ static void decode_ds(const uint32_t *word, size_t left, isa_row *row)
     }
     need_vgprs(row, row->addr, 1);
     switch (info->access) {
-    case M_READ2: case M_READ2ST64:
+    case M_READ2:
+    case M_READ2ST64:
         need_vgprs(row, row->dst, 2 * registers);
         break;
-    case M_WRITE2: case M_WRITE2ST64:
+    case M_WRITE2:
+    case M_WRITE2ST64:
         need_vgprs(row, row->data, registers);
         need_vgprs(row, row->data2, registers);
         break;
-    case M_STORE: case M_STORE_8: case M_STORE_16:
-    case M_STORE_8_HI: case M_STORE_16_HI:
+    case M_STORE:
+    case M_STORE_8:
+    case M_STORE_16:
+    case M_STORE_8_HI:
+    case M_STORE_16_HI:
         need_vgprs(row, row->data, registers);
         break;
     case M_ATOMIC:
         need_vgprs(row, row->data, registers);
-        if ((info->flags & ISA_WHOLE) != 0) {
+        if ((info->flags & ISA_TWO_DATA) != 0) {
             need_vgprs(row, row->data2, registers);
         }
         if ((info->flags & ISA_RETURN) != 0) {
             need_vgprs(row, row->dst, registers);
         }
         break;
-    case M_PERMUTE: case M_BPERMUTE:
+    case M_PERMUTE:
+    case M_BPERMUTE:
         need_vgprs(row, row->data, 1);
         need_vgprs(row, row->dst, 1);
         break;
@@ -496,12 +494,11 @@ static void need_data(isa_row *row)
 {
     const isa_info *info = &isa_ops[row->op];
     unsigned registers = (info->bytes + 3u) / 4u;
-    bool store = info->access == M_STORE
-                 || (info->access >= M_STORE_8
-                     && info->access <= M_STORE_16_HI);
+    bool store = info->access == M_STORE ||
+                 (info->access >= M_STORE_8 && info->access <= M_STORE_16_HI);
 
     if (info->access == M_ATOMIC) {
-        bool two = (info->flags & ISA_WHOLE) != 0;
+        bool two = (info->flags & ISA_TWO_DATA) != 0;
         need_vgprs(row, row->data, two ? 2 * registers : registers);
         if (row->glc) {
             need_vgprs(row, row->dst, registers);
@@ -532,8 +529,8 @@ static void decode_flat(const uint32_t *word, size_t left, isa_row *row)
     row->data = (uint8_t)field(word[1], 8, 8);
     row->base = (uint8_t)(segment == 0 ? 0x7f : field(word[1], 16, 7));
     row->dst = (uint8_t)field(word[1], 24, 8);
-    if (row->lds || (row->base != 0x7f
-                     && !scalar_exists(row->base, segment == 2 ? 2 : 1))) {
+    if (row->lds || (row->base != 0x7f &&
+                     !scalar_exists(row->base, segment == 2 ? 2 : 1))) {
         row->op = ISA_UNKNOWN;
     }
     need_data(row);
@@ -569,8 +566,8 @@ static void decode_mubuf(const uint32_t *word, size_t left, isa_row *row)
     if (isa_ops[row->op].access == M_CACHE) {
         return;
     }
-    if (row->lds || row->tfe || !scalar_exists(row->base, 4)
-        || !source_fits(row->soffset, 1) || row->soffset >= SRC_LDS_DIRECT) {
+    if (row->lds || row->tfe || !scalar_exists(row->base, 4) ||
+        !source_fits(row->soffset, 1) || row->soffset >= SRC_LDS_DIRECT) {
         row->op = ISA_UNKNOWN;
     }
     need_data(row);

@@ -39,35 +39,35 @@ enum {
 static const field fields[] = {
     {0, 0, FIELD_TEXT, 0, device_name},
     {396, 1160, FIELD_TEXT, 0, arch_name},
-    SIZE(256, 288, SIM_DEVICE_MEMORY),  /* totalGlobalMem */
-    SIZE(264, 296, SIM_MAX_LDS),        /* sharedMemPerBlock */
-    INT(272, 304, 65536),               /* regsPerBlock */
-    INT(276, 308, SIM_LANES),           /* warpSize */
-    INT(280, 320, SIM_MAX_BLOCK),       /* maxThreadsPerBlock */
-    INT(284, 324, SIM_MAX_BLOCK),       /* maxThreadsDim[0..2] */
+    SIZE(256, 288, SIM_DEVICE_MEMORY), /* totalGlobalMem */
+    SIZE(264, 296, SIM_MAX_LDS),       /* sharedMemPerBlock */
+    INT(272, 304, 65536),              /* regsPerBlock */
+    INT(276, 308, SIM_LANES),          /* warpSize */
+    INT(280, 320, SIM_MAX_BLOCK),      /* maxThreadsPerBlock */
+    INT(284, 324, SIM_MAX_BLOCK),      /* maxThreadsDim[0..2] */
     INT(288, 328, SIM_MAX_BLOCK),
     INT(292, 332, SIM_MAX_BLOCK),
-    INT(296, 336, INT32_MAX),           /* maxGridSize[0..2] */
+    INT(296, 336, INT32_MAX), /* maxGridSize[0..2] */
     INT(300, 340, 65536),
     INT(304, 344, 65536),
-    INT(308, 348, 1725000),             /* clockRate, kHz */
-    INT(312, 608, 1000000),             /* memoryClockRate, kHz */
-    INT(316, 612, 4096),                /* memoryBusWidth, bits */
-    SIZE(320, 352, INT32_MAX),          /* totalConstMem */
-    INT(328, 360, 9),                   /* major */
-    INT(332, 364, 0),                   /* minor */
-    INT(336, 388, 60),                  /* multiProcessorCount: CUs */
-    INT(340, 616, 4 << 20),             /* l2CacheSize */
-    INT(344, 624, 2560),                /* maxThreadsPerMultiProcessor */
-    INT(352, 1424, 1000000),            /* clockInstructionRate, kHz */
-    INT(360, 576, 1),                   /* concurrentKernels */
-    SIZE(376, 1416, SIM_MAX_LDS),       /* maxSharedMemoryPerMultiProcessor */
-    INT(388, 400, 1),                   /* canMapHostMemory */
-    INT(392, ABSENT, 906),              /* gcnArch */
-    SIZE(ABSENT, 640, SIM_MAX_LDS),     /* sharedMemPerMultiprocessor */
-    INT(ABSENT, 648, 65536),            /* regsPerMultiprocessor */
-    SIZE(712, 312, INT32_MAX),          /* memPitch */
-    INT(740, 580, 1),                   /* ECCEnabled */
+    INT(308, 348, 1725000),         /* clockRate, kHz */
+    INT(312, 608, 1000000),         /* memoryClockRate, kHz */
+    INT(316, 612, 4096),            /* memoryBusWidth, bits */
+    SIZE(320, 352, INT32_MAX),      /* totalConstMem */
+    INT(328, 360, 9),               /* major */
+    INT(332, 364, 0),               /* minor */
+    INT(336, 388, 60),              /* multiProcessorCount: CUs */
+    INT(340, 616, 4 << 20),         /* l2CacheSize */
+    INT(344, 624, 2560),            /* maxThreadsPerMultiProcessor */
+    INT(352, 1424, 1000000),        /* clockInstructionRate, kHz */
+    INT(360, 576, 1),               /* concurrentKernels */
+    SIZE(376, 1416, SIM_MAX_LDS),   /* maxSharedMemoryPerMultiProcessor */
+    INT(388, 400, 1),               /* canMapHostMemory */
+    INT(392, ABSENT, 906),          /* gcnArch */
+    SIZE(ABSENT, 640, SIM_MAX_LDS), /* sharedMemPerMultiprocessor */
+    INT(ABSENT, 648, 65536),        /* regsPerMultiprocessor */
+    SIZE(712, 312, INT32_MAX),      /* memPitch */
+    INT(740, 580, 1),               /* ECCEnabled */
 };
 #undef INT
 #undef SIZE

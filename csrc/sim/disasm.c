@@ -12,7 +12,7 @@
 
 typedef struct text {
     char *at;
-    size_t left;           /* including the final zero */
+    size_t left; /* including the final zero */
 } text;
 
 static void put(text *t, const char *format, ...)
@@ -23,8 +23,8 @@ static void put(text *t, const char *format, ...)
     int n = vsnprintf(t->at, t->left, format, arguments);
     va_end(arguments);
     if (n > 0) {
-        size_t step = (size_t)n < t->left ? (size_t)n
-                                          : (t->left > 0 ? t->left - 1 : 0);
+        size_t step =
+            (size_t)n < t->left ? (size_t)n : (t->left > 0 ? t->left - 1 : 0);
         t->at += step;
         t->left -= step;
     }
@@ -49,9 +49,14 @@ static void put_vgpr(text *t, unsigned first, unsigned count)
 
 static void put_sgpr(text *t, unsigned code, unsigned count)
 {
-    static const struct { uint8_t code; const char *name; } named[] = {
-        {SRC_FLAT_SCRATCH, "flat_scratch"}, {SRC_XNACK_MASK, "xnack_mask"},
-        {SRC_VCC, "vcc"}, {SRC_EXEC, "exec"}
+    static const struct {
+        uint8_t code;
+        const char *name;
+    } named[] = {
+        {SRC_FLAT_SCRATCH, "flat_scratch"},
+        {SRC_XNACK_MASK, "xnack_mask"},
+        {SRC_VCC, "vcc"},
+        {SRC_EXEC, "exec"},
     };
 
     if (code < SRC_FLAT_SCRATCH) {
@@ -69,7 +74,9 @@ static void put_sgpr(text *t, unsigned code, unsigned count)
     for (size_t i = 0; i < sizeof named / sizeof named[0]; i++) {
         if (code == named[i].code || code == named[i].code + 1u) {
             put(t, "%s%s", named[i].name,
-                count == 2 ? "" : code == named[i].code ? "_lo" : "_hi");
+                count == 2              ? ""
+                : code == named[i].code ? "_lo"
+                                        : "_hi");
         }
     }
 }
@@ -78,22 +85,20 @@ static void put_sgpr(text *t, unsigned code, unsigned count)
  * assembles back to the same words. */
 static void put_literal(text *t, const isa_row *row, unsigned type)
 {
-    static const uint32_t floats[9] = {
-        0x3f000000, 0xbf000000, 0x3f800000, 0xbf800000, 0x40000000,
-        0xc0000000, 0x40800000, 0xc0800000, 0x3e22f983
-    };
+    static const uint32_t floats[9] = {0x3f000000, 0xbf000000, 0x3f800000,
+                                       0xbf800000, 0x40000000, 0xc0000000,
+                                       0x40800000, 0xc0800000, 0x3e22f983};
     uint32_t value = row->literal;
     bool half = type == T_u16 || type == T_i16 || type == T_f16;
     bool coded = value <= 64 || value >= 0u - 16u;
 
-    if (isa_ops[row->op].type[3] != T_none && isa_ops[row->op].type[3] != T_mask
-        && row->src[2] == SRC_LITERAL) {
-        put(t, "0x%x", value);   /* madmk, madak: no inline code */
+    if (isa_has_constant(row->op)) {
+        put(t, "0x%x", value); /* it has no inline code */
         return;
     }
     for (unsigned i = 0; i < 9; i++) {
-        coded = coded || (!half && isa_registers(type) == 1
-                          && value == floats[i]);
+        coded =
+            coded || (!half && isa_registers(type) == 1 && value == floats[i]);
     }
     put(t, coded ? "lit(0x%x)" : "0x%x", half ? value & 0xffff : value);
 }
@@ -101,16 +106,14 @@ static void put_literal(text *t, const isa_row *row, unsigned type)
 static void put_source(text *t, const isa_row *row, unsigned code,
                        unsigned type)
 {
-    static const char *const floats[] = {
-        "0.5", "-0.5", "1.0", "-1.0", "2.0", "-2.0", "4.0", "-4.0"
-    };
-    static const uint16_t halves[] = {   /* as 16-bit integers */
-        0x3800, 0xb800, 0x3c00, 0xbc00, 0x4000, 0xc000, 0x4400, 0xc400, 0x3118
-    };
+    static const char *const floats[] = {"0.5", "-0.5", "1.0", "-1.0",
+                                         "2.0", "-2.0", "4.0", "-4.0"};
+    /* The same as 16-bit integers, and 1 / (2 pi). */
+    static const uint16_t halves[] = {0x3800, 0xb800, 0x3c00, 0xbc00, 0x4000,
+                                      0xc000, 0x4400, 0xc400, 0x3118};
     static const char *const others[] = {
         "src_shared_base", "src_shared_limit", "src_private_base",
-        "src_private_limit", "src_pops_exiting_wave_id"
-    };
+        "src_private_limit", "src_pops_exiting_wave_id"};
     unsigned registers = isa_registers(type);
 
     if (code >= SRC_VGPR) {
@@ -123,9 +126,8 @@ static void put_source(text *t, const isa_row *row, unsigned code,
         put(t, "-%u", code - SRC_MINUS_1 + 1);
     } else if (code >= SRC_SHARED_BASE && code <= SRC_POPS) {
         put(t, "%s", others[code - SRC_SHARED_BASE]);
-    } else if (code >= SRC_HALF && code <= SRC_INV_2PI
-               && (type == T_u16 || type == T_i16)
-               && row->format != F_VOP3P) {
+    } else if (code >= SRC_HALF && code <= SRC_INV_2PI &&
+               (type == T_u16 || type == T_i16) && row->format != F_VOP3P) {
         put(t, "0x%x", halves[code - SRC_HALF]);
     } else if (code >= SRC_HALF && code < SRC_INV_2PI) {
         put(t, "%s", floats[code - SRC_HALF]);
@@ -160,14 +162,12 @@ static void put_vector_source(text *t, const isa_row *row, unsigned i)
     bool packed = row->format == F_VOP3P;
     bool sign = isa_takes_sign(row, i) && (!packed || type == T_mix);
     bool negate = sign && (row->neg >> i & 1) != 0;
-    bool absolute =
-        sign && ((packed ? row->neg_hi : row->abs) >> i & 1) != 0;
+    bool absolute = sign && ((packed ? row->neg_hi : row->abs) >> i & 1) != 0;
     bool extend = row->ext == ISA_EXT_SDWA && (row->sext >> i & 1) != 0;
-    bool constant = row->src[i] >= SRC_ZERO && row->src[i] < SRC_VGPR
-                    && !(row->src[i] >= SRC_SHARED_BASE
-                         && row->src[i] <= SRC_POPS)
-                    && !(row->src[i] >= SRC_VCCZ
-                         && row->src[i] <= SRC_LDS_DIRECT);
+    bool constant =
+        row->src[i] >= SRC_ZERO && row->src[i] < SRC_VGPR &&
+        !(row->src[i] >= SRC_SHARED_BASE && row->src[i] <= SRC_POPS) &&
+        !(row->src[i] >= SRC_VCCZ && row->src[i] <= SRC_LDS_DIRECT);
     bool call = negate && !absolute && constant;
 
     put(t, "%s", call ? "neg(" : negate ? "-" : "");
@@ -181,11 +181,10 @@ static void put_vector_source(text *t, const isa_row *row, unsigned i)
 static void put_hwreg(text *t, unsigned what)
 {
     static const char *const names[20] = {
-        [1] = "MODE", [2] = "STATUS", [3] = "TRAPSTS", [4] = "HW_ID",
-        [5] = "GPR_ALLOC", [6] = "LDS_ALLOC", [7] = "IB_STS",
-        [15] = "SH_MEM_BASES", [16] = "TBA_LO", [17] = "TBA_HI",
-        [18] = "TMA_LO", [19] = "TMA_HI"
-    };
+        [1] = "MODE",    [2] = "STATUS",        [3] = "TRAPSTS",
+        [4] = "HW_ID",   [5] = "GPR_ALLOC",     [6] = "LDS_ALLOC",
+        [7] = "IB_STS",  [15] = "SH_MEM_BASES", [16] = "TBA_LO",
+        [17] = "TBA_HI", [18] = "TMA_LO",       [19] = "TMA_HI"};
     unsigned id = what & 63, offset = what >> 6 & 31;
     unsigned size = (what >> 11 & 31) + 1;
 
@@ -335,14 +334,12 @@ static const char *suffix(const isa_row *row, const isa_info *info)
     if (row->ext != ISA_EXT_NONE) {
         return row->ext == ISA_EXT_SDWA ? "_sdwa" : "_dpp";
     }
-    switch (row->op) {
-    case ISA_v_readfirstlane_b32: case ISA_v_swap_b32: case ISA_v_madmk_f32:
-    case ISA_v_madak_f32: case ISA_v_madmk_f16: case ISA_v_madak_f16:
+    if (isa_has_constant(row->op) || row->op == ISA_v_readfirstlane_b32 ||
+        row->op == ISA_v_swap_b32) {
         return "";
-    case ISA_v_nop: case ISA_v_clrexcp:
+    }
+    if (row->op == ISA_v_nop || row->op == ISA_v_clrexcp) {
         return row->format == F_VOP3 ? "_e64" : "";
-    default:
-        break;
     }
     if (row->format == F_VOP3 && info->format != F_VOP3) {
         return "_e64";
@@ -397,9 +394,9 @@ static void put_vop3p_modifiers(text *t, const isa_row *row,
 
 static void put_sdwa(text *t, const isa_row *row, const isa_info *info)
 {
-    static const char *const selects[8] = {
-        "BYTE_0", "BYTE_1", "BYTE_2", "BYTE_3", "WORD_0", "WORD_1", "DWORD", "?"
-    };
+    static const char *const selects[8] = {"BYTE_0", "BYTE_1", "BYTE_2",
+                                           "BYTE_3", "WORD_0", "WORD_1",
+                                           "DWORD",  "?"};
     static const char *const unused[4] = {"PAD", "SEXT", "PRESERVE", "?"};
 
     if (row->format != F_VOPC) {
@@ -424,10 +421,14 @@ static void put_dpp(text *t, const isa_row *row)
         put(t, " row_%s:%u", rows[(ctrl >> 4) - 0x10], ctrl & 15);
     } else {
         put(t, " %s",
-            ctrl == 0x130 ? "wave_shl:1" : ctrl == 0x134 ? "wave_rol:1"
-            : ctrl == 0x138 ? "wave_shr:1" : ctrl == 0x13c ? "wave_ror:1"
-            : ctrl == 0x140 ? "row_mirror" : ctrl == 0x141 ? "row_half_mirror"
-            : ctrl == 0x142 ? "row_bcast:15" : "row_bcast:31");
+            ctrl == 0x130   ? "wave_shl:1"
+            : ctrl == 0x134 ? "wave_rol:1"
+            : ctrl == 0x138 ? "wave_shr:1"
+            : ctrl == 0x13c ? "wave_ror:1"
+            : ctrl == 0x140 ? "row_mirror"
+            : ctrl == 0x141 ? "row_half_mirror"
+            : ctrl == 0x142 ? "row_bcast:15"
+                            : "row_bcast:31");
     }
     put(t, " row_mask:0x%x bank_mask:0x%x%s", row->row_mask, row->bank_mask,
         row->bound_zero ? " bound_ctrl:1" : "");
@@ -442,12 +443,12 @@ static void put_vector_modifiers(text *t, const isa_row *row,
         put_vop3p_modifiers(t, row, info);
         return;
     }
-    if (row->format == F_VOP3 && (info->flags & ISA_SELECT) != 0
-        && row->op_sel != 0) {
+    if (row->format == F_VOP3 && (info->flags & ISA_SELECT) != 0 &&
+        row->op_sel != 0) {
         unsigned n = source_count(info);
         put_list(t, "op_sel",
-                 (row->op_sel & ((1u << n) - 1u))
-                     | (unsigned)(row->op_sel >> 3 & 1) << n,
+                 (row->op_sel & ((1u << n) - 1u)) |
+                     (unsigned)(row->op_sel >> 3 & 1) << n,
                  n + 1);
     }
     put(t, "%s%s", row->clamp ? " clamp" : "", factors[row->omod]);
@@ -460,8 +461,8 @@ static void put_vector_modifiers(text *t, const isa_row *row,
 
 static void put_vector(text *t, const isa_row *row, const isa_info *info)
 {
-    bool old = info->format == F_VOP2 && info->type[3] != T_none
-               && info->type[3] != T_mask && row->src[2] != SRC_LITERAL;
+    bool old = info->format == F_VOP2 && info->type[3] != T_none &&
+               info->type[3] != T_mask && row->src[2] != SRC_LITERAL;
 
     if (row->op == ISA_v_nop || row->op == ISA_v_clrexcp) {
         return;
@@ -529,10 +530,10 @@ static void put_swizzle(text *t, unsigned imm)
 
 static bool stores(const isa_info *info)
 {
-    return info->access == M_STORE || info->access == M_STORE_8
-           || info->access == M_STORE_16 || info->access == M_STORE_8_HI
-           || info->access == M_STORE_16_HI || info->access == M_WRITE2
-           || info->access == M_WRITE2ST64;
+    return info->access == M_STORE || info->access == M_STORE_8 ||
+           info->access == M_STORE_16 || info->access == M_STORE_8_HI ||
+           info->access == M_STORE_16_HI || info->access == M_WRITE2 ||
+           info->access == M_WRITE2ST64;
 }
 
 static void put_ds(text *t, const isa_row *row, const isa_info *info)
@@ -541,8 +542,8 @@ static void put_ds(text *t, const isa_row *row, const isa_info *info)
     unsigned imm = (unsigned)row->offset;
     bool two = info->access >= M_READ2 && info->access <= M_WRITE2ST64;
     bool load = info->access == M_READ2 || info->access == M_READ2ST64;
-    bool data = stores(info) || info->access == M_ATOMIC
-                || info->access == M_PERMUTE || info->access == M_BPERMUTE;
+    bool data = stores(info) || info->access == M_ATOMIC ||
+                info->access == M_PERMUTE || info->access == M_BPERMUTE;
     bool result = info->access == M_ATOMIC ? (info->flags & ISA_RETURN) != 0
                                            : !stores(info);
 
@@ -559,8 +560,8 @@ static void put_ds(text *t, const isa_row *row, const isa_info *info)
         put(t, ", ");
         put_vgpr(t, row->data, registers);
     }
-    if ((two && !load)
-        || (info->access == M_ATOMIC && (info->flags & ISA_WHOLE) != 0)) {
+    if ((two && !load) ||
+        (info->access == M_ATOMIC && (info->flags & ISA_TWO_DATA) != 0)) {
         put(t, ", ");
         put_vgpr(t, row->data2, registers);
     }
@@ -583,8 +584,9 @@ static unsigned data_registers(const isa_info *info)
 {
     unsigned registers = (info->bytes + 3u) / 4u;
 
-    return info->access == M_ATOMIC && (info->flags & ISA_WHOLE) != 0
-               ? 2 * registers : registers;
+    return info->access == M_ATOMIC && (info->flags & ISA_TWO_DATA) != 0
+               ? 2 * registers
+               : registers;
 }
 
 static void put_flat_address(text *t, const isa_row *row)

@@ -22,9 +22,12 @@
 
 /* kernel_code_properties: which user SGPRs the kernel asks for, in order. */
 enum {
-    PROPERTY_PRIVATE_BUFFER = 1, PROPERTY_DISPATCH_PTR = 2,
-    PROPERTY_QUEUE_PTR = 4, PROPERTY_KERNARG_PTR = 8,
-    PROPERTY_DISPATCH_ID = 16, PROPERTY_FLAT_SCRATCH = 32,
+    PROPERTY_PRIVATE_BUFFER = 1,
+    PROPERTY_DISPATCH_PTR = 2,
+    PROPERTY_QUEUE_PTR = 4,
+    PROPERTY_KERNARG_PTR = 8,
+    PROPERTY_DISPATCH_ID = 16,
+    PROPERTY_FLAT_SCRATCH = 32,
     PROPERTY_PRIVATE_SIZE = 64
 };
 
@@ -35,8 +38,8 @@ bool exec_allowed(sim_group *g, uint64_t address, uint64_t bytes,
 {
     sim_region *seen = &g->seen[access == SIM_WRITE];
 
-    if (address >= seen->begin && bytes <= seen->end - seen->begin
-        && address - seen->begin <= seen->end - seen->begin - bytes) {
+    if (address >= seen->begin && bytes <= seen->end - seen->begin &&
+        address - seen->begin <= seen->end - seen->begin - bytes) {
         return true;
     }
     const sim_region *found =
@@ -59,8 +62,7 @@ void exec_fault_at(wave *w, sim_fault_kind kind, unsigned lane_index,
     if (fault->kind != SIM_FAULT_NONE) {
         return;
     }
-    size_t offset = 4 * (w->row != NULL ? (size_t)(w->row - code->row)
-                                        : w->pc);
+    size_t offset = 4 * (w->row != NULL ? (size_t)(w->row - code->row) : w->pc);
     fault->kind = kind;
     memcpy(fault->group, g->id, sizeof fault->group);
     fault->wave = w->index;
@@ -99,8 +101,8 @@ sim_group *sim_group_create(const sim_dispatch *dispatch)
     if (g == NULL) {
         return NULL;
     }
-    size_t items = (size_t)dispatch->block[0] * dispatch->block[1]
-                   * dispatch->block[2];
+    size_t items =
+        (size_t)dispatch->block[0] * dispatch->block[1] * dispatch->block[2];
     size_t vgprs = allocated_vgprs(&dispatch->descriptor);
 
     g->dispatch = dispatch;
@@ -108,16 +110,16 @@ sim_group *sim_group_create(const sim_dispatch *dispatch)
                                                           : exec_valu_portable;
     g->wave_count = (uint32_t)((items + SIM_LANES - 1) / SIM_LANES);
     g->lds_bytes = dispatch->lds_bytes;
-    g->scratch_wave = (uint64_t)round_up(dispatch->descriptor.private_bytes, 4)
-                      * SIM_LANES;
+    g->scratch_wave =
+        (uint64_t)round_up(dispatch->descriptor.private_bytes, 4) * SIM_LANES;
     g->waves = calloc(g->wave_count, sizeof *g->waves);
-    g->registers = aligned_alloc(
-        64, g->wave_count * vgprs * SIM_LANES * sizeof(lane));
+    g->registers =
+        aligned_alloc(64, g->wave_count * vgprs * SIM_LANES * sizeof(lane));
     g->lds = aligned_alloc(64, round_up((size_t)g->lds_bytes + 1, 64));
     g->scratch = aligned_alloc(
         256, round_up((size_t)g->scratch_wave * g->wave_count + 1, 256));
-    if (g->waves == NULL || g->registers == NULL || g->lds == NULL
-        || g->scratch == NULL) {
+    if (g->waves == NULL || g->registers == NULL || g->lds == NULL ||
+        g->scratch == NULL) {
         goto fail;
     }
     for (uint32_t i = 0; i < g->wave_count; i++) {
@@ -230,8 +232,7 @@ static void initial_lanes(wave *w, const uint32_t size[3])
             w->v[SIM_LANES + l].u = (uint32_t)(item / size[0] % size[1]);
         }
         if (dims >= 2 && w->vgprs > 2) {
-            w->v[2 * SIM_LANES + l].u =
-                (uint32_t)(item / size[0] / size[1]);
+            w->v[2 * SIM_LANES + l].u = (uint32_t)(item / size[0] / size[1]);
         }
     }
     set_pair(w, SRC_EXEC, exec);
@@ -244,9 +245,9 @@ static void start_wave(wave *w, const uint32_t size[3])
     poison(w->s, sizeof w->s);
     poison(w->v, (size_t)w->vgprs * SIM_LANES * sizeof(lane));
     w->scc = 0;
-    w->mode = (dispatch->descriptor.rsrc1 >> 12 & 0xff)
-              | (dispatch->descriptor.rsrc1 >> 21 & 1) << MODE_DX10_CLAMP
-              | (dispatch->descriptor.rsrc1 >> 23 & 1) << MODE_IEEE;
+    w->mode = (dispatch->descriptor.rsrc1 >> 12 & 0xff) |
+              (dispatch->descriptor.rsrc1 >> 21 & 1) << MODE_DX10_CLAMP |
+              (dispatch->descriptor.rsrc1 >> 23 & 1) << MODE_IEEE;
     w->state = WAVE_RUNNING;
     w->row = NULL;
     w->pc = (size_t)((dispatch->entry - dispatch->code->address) / 4);
@@ -347,8 +348,8 @@ bool sim_group_run(sim_group *group, const sim_dispatch *dispatch,
         uint64_t first = (uint64_t)id[i] * dispatch->block[i];
         uint64_t left = dispatch->grid[i] > first ? dispatch->grid[i] - first
                                                   : dispatch->block[i];
-        size[i] = left < dispatch->block[i] ? (uint32_t)left
-                                            : dispatch->block[i];
+        size[i] =
+            left < dispatch->block[i] ? (uint32_t)left : dispatch->block[i];
         group->id[i] = id[i];
     }
     group->dispatch = dispatch;
@@ -356,11 +357,11 @@ bool sim_group_run(sim_group *group, const sim_dispatch *dispatch,
     group->executed = 0;
     group->misaligned = 0;
     memset(group->seen, 0, sizeof group->seen);
-    group->active = (uint32_t)(((uint64_t)size[0] * size[1] * size[2]
-                                + SIM_LANES - 1) / SIM_LANES);
+    group->active =
+        (uint32_t)(((uint64_t)size[0] * size[1] * size[2] + SIM_LANES - 1) /
+                   SIM_LANES);
     poison(group->lds, group->lds_bytes);
-    poison(group->scratch,
-           (size_t)(group->scratch_wave * group->wave_count));
+    poison(group->scratch, (size_t)(group->scratch_wave * group->wave_count));
     for (uint32_t i = 0; i < group->active; i++) {
         start_wave(&group->waves[i], size);
     }

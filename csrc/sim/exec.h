@@ -19,7 +19,10 @@ typedef union lane {
 } lane;
 
 typedef enum wave_state {
-    WAVE_RUNNING, WAVE_BARRIER, WAVE_ENDED, WAVE_FAULT
+    WAVE_RUNNING,
+    WAVE_BARRIER,
+    WAVE_ENDED,
+    WAVE_FAULT
 } wave_state;
 
 /* One wave. s[] is indexed by the 7-bit register code, so VCC, M0 and EXEC
@@ -29,11 +32,11 @@ typedef struct wave {
     uint32_t scc;
     uint32_t mode;
     wave_state state;
-    size_t pc;                /* row to execute next */
-    const isa_row *row;       /* row in execution */
+    size_t pc;          /* row to execute next */
+    const isa_row *row; /* row in execution */
     lane *v;
-    uint32_t vgprs;           /* registers allocated */
-    uint32_t index;           /* wave within the workgroup */
+    uint32_t vgprs; /* registers allocated */
+    uint32_t index; /* wave within the workgroup */
     sim_group *group;
 } wave;
 
@@ -43,15 +46,15 @@ struct sim_group {
     const sim_dispatch *dispatch;
     valu_issue *valu;
     wave *waves;
-    uint32_t wave_count;      /* waves of a full workgroup */
-    uint32_t active;          /* waves of the running workgroup */
+    uint32_t wave_count; /* waves of a full workgroup */
+    uint32_t active;     /* waves of the running workgroup */
     uint32_t id[3];
     lane *registers;
     uint8_t *lds;
     uint32_t lds_bytes;
-    uint8_t *scratch;         /* private_bytes * 64 per wave, swizzled */
-    uint64_t scratch_wave;    /* bytes of one wave's scratch */
-    sim_region seen[2];       /* last region hit: reads, writes */
+    uint8_t *scratch;      /* private_bytes * 64 per wave, swizzled */
+    uint64_t scratch_wave; /* bytes of one wave's scratch */
+    sim_region seen[2];    /* last region hit: reads, writes */
     uint64_t executed;
     uint64_t misaligned;
     sim_fault *fault;
@@ -59,9 +62,12 @@ struct sim_group {
 
 /* Bits of MODE. */
 enum {
-    MODE_ROUND_F32 = 0, MODE_ROUND_F16_F64 = 2,
-    MODE_DENORM_F32 = 4, MODE_DENORM_F16_F64 = 6,
-    MODE_DX10_CLAMP = 8, MODE_IEEE = 9
+    MODE_ROUND_F32 = 0,
+    MODE_ROUND_F16_F64 = 2,
+    MODE_DENORM_F32 = 4,
+    MODE_DENORM_F16_F64 = 6,
+    MODE_DX10_CLAMP = 8,
+    MODE_IEEE = 9
 };
 
 /* Address windows that flat accesses map to LDS and to scratch. */

@@ -32,15 +32,16 @@ typedef double W_f64;
 #define TO_f64 double_bits
 
 /* Body of one case: m old contents, a and b data, as 64-bit patterns. */
-#define COMBINE(type, ...)               \
-    {                                    \
+#define COMBINE(type, ...)                 \
+    {                                      \
         const W_##type M = FROM_##type(m); \
         const W_##type A = FROM_##type(a); \
         const W_##type B = FROM_##type(b); \
-        W_##type D;                      \
-        (void)M; (void)B;                \
-        __VA_ARGS__;                     \
-        return TO_##type(D);             \
+        W_##type D;                        \
+        (void)M;                           \
+        (void)B;                           \
+        __VA_ARGS__;                       \
+        return TO_##type(D);               \
     }
 
 #endif

@@ -5,11 +5,13 @@
  * passes -ffp-contract=off), fma only where the instruction fuses. Included
  * by the two compilations of exec_vector.h; static inline throughout.
  *
- * NaN results are made uniform afterwards (finish_float in exec_vector.h).
+ * NaN results are made uniform afterwards (uniform_nan and
+ * uniform_nan_double in exec_vector.h).
  *
  * Source: Vega ISA chapter 12; half conversion by the usual power-of-two
  * scaling; exp2 and log2 by series, good to about 1e-16, so that rounding to
- * float is right but for about one argument in ten million.
+ * float is right but for about one argument in ten million.  sin and cos are
+ * the host's libm, so there bits can differ between hosts.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #ifndef HIPSIM_EXEC_FLOAT_H
@@ -23,25 +25,37 @@
 
 static inline uint32_t float_bits(float x)
 {
-    union { float f; uint32_t u; } v = {.f = x};
+    union {
+        float f;
+        uint32_t u;
+    } v = {.f = x};
     return v.u;
 }
 
 static inline float bits_float(uint32_t x)
 {
-    union { uint32_t u; float f; } v = {.u = x};
+    union {
+        uint32_t u;
+        float f;
+    } v = {.u = x};
     return v.f;
 }
 
 static inline uint64_t double_bits(double x)
 {
-    union { double f; uint64_t u; } v = {.f = x};
+    union {
+        double f;
+        uint64_t u;
+    } v = {.f = x};
     return v.u;
 }
 
 static inline double bits_double(uint64_t x)
 {
-    union { uint64_t u; double f; } v = {.u = x};
+    union {
+        uint64_t u;
+        double f;
+    } v = {.u = x};
     return v.f;
 }
 
@@ -81,8 +95,8 @@ static inline uint32_t half_toward_zero(float x)
     uint32_t u = float_bits(x) & 0x7fffffffu;
     uint32_t sign = float_bits(x) >> 16 & 0x8000u;
     uint32_t shift = 126u - (u >> 23);
-    uint32_t denormal = shift > 24 ? 0
-                        : ((u & 0x7fffffu) | 0x800000u) >> (shift & 31);
+    uint32_t denormal =
+        shift > 24 ? 0 : ((u & 0x7fffffu) | 0x800000u) >> (shift & 31);
     uint32_t half = u < (113u << 23) ? denormal : (u - (112u << 23)) >> 13;
     half = u >= (143u << 23) ? 0x7bffu : half;
     half = u == 0x7f800000u ? 0x7c00u : half;
@@ -119,8 +133,8 @@ static inline float fma_half(float a, float b, float c)
     float result = (float)sum;
     double rest = (sum - (double)result) + error;
     uint32_t bits = float_bits(result);
-    bool adjust = rest != 0 && (bits & 1) == 0 && fabsf(result) <= FLT_MAX
-                  && result != 0;
+    bool adjust =
+        rest != 0 && (bits & 1) == 0 && fabsf(result) <= FLT_MAX && result != 0;
     bool outward = (rest > 0) == (result > 0);
     return adjust ? bits_float(outward ? bits + 1 : bits - 1) : result;
 }
@@ -194,11 +208,11 @@ static inline double max_double(double a, double b, bool ieee)
 static inline bool class_bit(bool nan, bool quiet, bool negative, bool inf,
                              bool zero, bool denormal, uint32_t mask)
 {
-    unsigned bit = nan ? (quiet ? 1u : 0u)
-                   : inf ? (negative ? 2u : 9u)
-                   : zero ? (negative ? 5u : 6u)
+    unsigned bit = nan        ? (quiet ? 1u : 0u)
+                   : inf      ? (negative ? 2u : 9u)
+                   : zero     ? (negative ? 5u : 6u)
                    : denormal ? (negative ? 4u : 7u)
-                   : (negative ? 3u : 8u);
+                              : (negative ? 3u : 8u);
     return mask >> bit & 1;
 }
 
@@ -244,9 +258,18 @@ static inline float dot2_float(uint32_t a, uint32_t b, float c)
     return flush(flush(flush(c) + low) + high);
 }
 
-static inline float floor_float(float x) { return floorf(x); }
-static inline float ceil_float(float x) { return ceilf(x); }
-static inline float trunc_float(float x) { return truncf(x); }
+static inline float floor_float(float x)
+{
+    return floorf(x);
+}
+static inline float ceil_float(float x)
+{
+    return ceilf(x);
+}
+static inline float trunc_float(float x)
+{
+    return truncf(x);
+}
 
 /* To nearest even, whatever the host's rounding mode. */
 static inline double nearest_double(double x)
@@ -403,17 +426,15 @@ static inline uint32_t u32_from_float(float x)
 
 static inline int32_t i32_from_double(double x)
 {
-    return x != x ? 0
-           : x >= 2147483647.0 ? INT32_MAX
+    return x != x               ? 0
+           : x >= 2147483647.0  ? INT32_MAX
            : x <= -2147483648.0 ? INT32_MIN
-           : (int32_t)x;
+                                : (int32_t)x;
 }
 
 static inline uint32_t u32_from_double(double x)
 {
-    return !(x > 0) ? 0
-           : x >= 4294967295.0 ? UINT32_MAX
-           : (uint32_t)x;
+    return !(x > 0) ? 0 : x >= 4294967295.0 ? UINT32_MAX : (uint32_t)x;
 }
 
 static inline int32_t snorm16(float x)
@@ -481,8 +502,8 @@ static inline float div_scale_float(float x, float d, float n, uint32_t *post)
 static inline double div_scale_double(double x, double d, double n,
                                       uint32_t *post)
 {
-    int difference = (int)exponent_bits_double(n)
-                     - (int)exponent_bits_double(d);
+    int difference =
+        (int)exponent_bits_double(n) - (int)exponent_bits_double(d);
     bool tiny_inverse = fabs(1.0 / d) < DBL_MIN;
     bool tiny_quotient = fabs(n / d) < DBL_MIN;
 
@@ -535,8 +556,9 @@ static inline double fixup_double(double q, double d, double n)
 
 static inline float fixup_float(float q, float d, float n)
 {
-    return n != n ? n : d != d ? d
-           : (float)fixup_double((double)q, (double)d, (double)n);
+    return n != n   ? n
+           : d != d ? d
+                    : (float)fixup_double((double)q, (double)d, (double)n);
 }
 
 static inline float fixup_half(float q, float d, float n)

@@ -11,8 +11,8 @@
 static inline uint32_t count_bits(uint64_t x)
 {
     x -= x >> 1 & UINT64_C(0x5555555555555555);
-    x = (x & UINT64_C(0x3333333333333333))
-        + (x >> 2 & UINT64_C(0x3333333333333333));
+    x = (x & UINT64_C(0x3333333333333333)) +
+        (x >> 2 & UINT64_C(0x3333333333333333));
     x = (x + (x >> 4)) & UINT64_C(0x0f0f0f0f0f0f0f0f);
     return (uint32_t)(x * UINT64_C(0x0101010101010101) >> 56);
 }
@@ -26,18 +26,17 @@ static inline uint32_t first_bit(uint64_t x)
 /* Zeros above the highest set bit of a `width`-bit number, or -1. */
 static inline uint32_t leading_zeros(uint64_t x, uint32_t width)
 {
-    return x == 0 ? UINT32_MAX
-                  : (uint32_t)__builtin_clzll(x) - (64u - width);
+    return x == 0 ? UINT32_MAX : (uint32_t)__builtin_clzll(x) - (64u - width);
 }
 
 static inline uint64_t reverse_bits(uint64_t x)
 {
-    x = (x >> 1 & UINT64_C(0x5555555555555555))
-        | (x & UINT64_C(0x5555555555555555)) << 1;
-    x = (x >> 2 & UINT64_C(0x3333333333333333))
-        | (x & UINT64_C(0x3333333333333333)) << 2;
-    x = (x >> 4 & UINT64_C(0x0f0f0f0f0f0f0f0f))
-        | (x & UINT64_C(0x0f0f0f0f0f0f0f0f)) << 4;
+    x = (x >> 1 & UINT64_C(0x5555555555555555)) |
+        (x & UINT64_C(0x5555555555555555)) << 1;
+    x = (x >> 2 & UINT64_C(0x3333333333333333)) |
+        (x & UINT64_C(0x3333333333333333)) << 2;
+    x = (x >> 4 & UINT64_C(0x0f0f0f0f0f0f0f0f)) |
+        (x & UINT64_C(0x0f0f0f0f0f0f0f0f)) << 4;
     return __builtin_bswap64(x);
 }
 

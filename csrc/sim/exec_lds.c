@@ -13,29 +13,28 @@
 
 #include <string.h>
 
-#define FOR_ACTIVE(l, mask)                                              \
-    for (uint64_t left_ = (mask); left_ != 0; left_ &= left_ - 1)        \
-        for (unsigned l = (unsigned)__builtin_ctzll(left_), once_ = 1;   \
+#define FOR_ACTIVE(l, mask)                                            \
+    for (uint64_t left_ = (mask); left_ != 0; left_ &= left_ - 1)      \
+        for (unsigned l = (unsigned)__builtin_ctzll(left_), once_ = 1; \
              once_ != 0; once_ = 0)
 
 /* Forms each lane's address, base + offset; the sum wraps at 32 bits, and
  * compilers count on that (a base of -4 with an offset of 252). True if every
  * active lane's access is inside the LDS. */
 static bool find_lanes(wave *w, uint64_t exec, const lane *base,
-                       uint32_t offset, uint32_t bytes,
-                       uint32_t at[SIM_LANES])
+                       uint32_t offset, uint32_t bytes, uint32_t at[SIM_LANES])
 {
     uint32_t highest = 0, low = 0;
 
     for (unsigned l = 0; l < SIM_LANES; l++) {
         at[l] = base[l].u + offset;
     }
-    FOR_ACTIVE(l, exec) {
+    FOR_ACTIVE (l, exec) {
         highest = at[l] > highest ? at[l] : highest;
         low |= at[l];
     }
     if (exec != 0 && (uint64_t)highest + bytes > w->group->lds_bytes) {
-        FOR_ACTIVE(l, exec) {
+        FOR_ACTIVE (l, exec) {
             if ((uint64_t)at[l] + bytes > w->group->lds_bytes) {
                 exec_fault_at(w, SIM_FAULT_LDS, l, at[l], bytes, "");
                 break;
@@ -63,7 +62,7 @@ static void load_rows(wave *w, uint64_t exec, const uint32_t at[SIM_LANES],
                 memcpy(&to[l], lds + at[l] + 4 * k, 4);
             }
         } else {
-            FOR_ACTIVE(l, exec) {
+            FOR_ACTIVE (l, exec) {
                 memcpy(&to[l], lds + at[l] + 4 * k, 4);
             }
         }
@@ -77,7 +76,7 @@ static void store_rows(wave *w, uint64_t exec, const uint32_t at[SIM_LANES],
 
     for (unsigned k = 0; k < dwords; k++) {
         const lane *from = w->v + (size_t)(reg + k) * SIM_LANES;
-        FOR_ACTIVE(l, exec) {
+        FOR_ACTIVE (l, exec) {
             memcpy(lds + at[l] + 4 * k, &from[l], 4);
         }
     }
@@ -89,16 +88,17 @@ static void two(wave *w, const isa_row *row, const isa_info *info,
                 uint64_t exec, const lane *base)
 {
     bool load = info->access == M_READ2 || info->access == M_READ2ST64;
-    uint32_t unit = info->bytes * (info->access == M_READ2ST64
-                                           || info->access == M_WRITE2ST64
-                                       ? 64u : 1u);
+    uint32_t unit =
+        info->bytes *
+        (info->access == M_READ2ST64 || info->access == M_WRITE2ST64 ? 64u
+                                                                     : 1u);
     uint32_t first = ((uint32_t)row->offset & 255) * unit;
     uint32_t second = ((uint32_t)row->offset >> 8) * unit;
     unsigned dwords = info->bytes / 4;
     uint32_t at[2][SIM_LANES];
 
-    if (!find_lanes(w, exec, base, first, info->bytes, at[0])
-        || !find_lanes(w, exec, base, second, info->bytes, at[1])) {
+    if (!find_lanes(w, exec, base, first, info->bytes, at[0]) ||
+        !find_lanes(w, exec, base, second, info->bytes, at[1])) {
         return;
     }
     if (load) {
@@ -117,7 +117,7 @@ static void narrow(wave *w, const isa_row *row, const isa_info *info,
     lane *d = w->v + (size_t)row->dst * SIM_LANES;
     const lane *data = w->v + (size_t)row->data * SIM_LANES;
 
-    FOR_ACTIVE(l, exec) {
+    FOR_ACTIVE (l, exec) {
         uint8_t *at = w->group->lds + from[l];
         uint16_t half = 0;
         memcpy(&half, at, info->bytes);
@@ -125,7 +125,8 @@ static void narrow(wave *w, const isa_row *row, const isa_info *info,
         uint32_t high = data[l].u >> 16;
         uint32_t low = data[l].u;
         switch (info->access) {
-        case M_LOAD_U8: case M_LOAD_U16:
+        case M_LOAD_U8:
+        case M_LOAD_U16:
             d[l].u = half;
             break;
         case M_LOAD_I8:
@@ -134,22 +135,25 @@ static void narrow(wave *w, const isa_row *row, const isa_info *info,
         case M_LOAD_I16:
             d[l].i = (int16_t)half;
             break;
-        case M_LOAD_U8_LO: case M_LOAD_16_LO:
+        case M_LOAD_U8_LO:
+        case M_LOAD_16_LO:
             d[l].u = (old & 0xffff0000u) | half;
             break;
         case M_LOAD_I8_LO:
             d[l].u = (old & 0xffff0000u) | (uint16_t)(int8_t)half;
             break;
-        case M_LOAD_U8_HI: case M_LOAD_16_HI:
+        case M_LOAD_U8_HI:
+        case M_LOAD_16_HI:
             d[l].u = (old & 0xffffu) | (uint32_t)half << 16;
             break;
         case M_LOAD_I8_HI:
             d[l].u = (old & 0xffffu) | (uint32_t)(uint16_t)(int8_t)half << 16;
             break;
-        case M_STORE_8_HI: case M_STORE_16_HI:
+        case M_STORE_8_HI:
+        case M_STORE_16_HI:
             memcpy(at, &high, info->bytes);
             break;
-        default:   /* M_STORE_8, M_STORE_16 */
+        default: /* M_STORE_8, M_STORE_16 */
             memcpy(at, &low, info->bytes);
             break;
         }
@@ -180,15 +184,16 @@ static uint64_t data_value(const wave *w, unsigned reg, unsigned l,
 {
     uint64_t low = w->v[(size_t)reg * SIM_LANES + l].u;
 
-    return bytes == 4 ? low
-                      : low | (uint64_t)w->v[(size_t)(reg + 1) * SIM_LANES
-                                             + l].u << 32;
+    return bytes == 4
+               ? low
+               : low | (uint64_t)w->v[(size_t)(reg + 1) * SIM_LANES + l].u
+                           << 32;
 }
 
 static void atomic(wave *w, const isa_row *row, const isa_info *info,
                    uint64_t exec, const uint32_t from[SIM_LANES])
 {
-    FOR_ACTIVE(l, exec) {
+    FOR_ACTIVE (l, exec) {
         uint8_t *at = w->group->lds + from[l];
         uint64_t b = 0, old = 0;
 
@@ -197,7 +202,7 @@ static void atomic(wave *w, const isa_row *row, const isa_info *info,
             return;
         }
         uint64_t a = data_value(w, row->data, l, info->bytes);
-        if ((info->flags & ISA_WHOLE) != 0) {
+        if ((info->flags & ISA_TWO_DATA) != 0) {
             b = data_value(w, row->data2, l, info->bytes);
         }
         memcpy(&old, at, info->bytes);
@@ -221,8 +226,8 @@ static unsigned swizzle_lane(unsigned offset, unsigned l)
     if (offset & 0x8000) {
         return (l & ~3u) + (offset >> 2 * (l & 3) & 3);
     }
-    unsigned in_half = (((l & 31) & (offset & 31)) | (offset >> 5 & 31))
-                       ^ (offset >> 10 & 31);
+    unsigned in_half =
+        (((l & 31) & (offset & 31)) | (offset >> 5 & 31)) ^ (offset >> 10 & 31);
     return (l & 32) + in_half;
 }
 
@@ -238,7 +243,7 @@ static void exchange(wave *w, const isa_row *row, const isa_info *info,
         exec_fault(w, SIM_FAULT_OPCODE, "swizzle mode not simulated");
         return;
     }
-    FOR_ACTIVE(l, exec) {
+    FOR_ACTIVE (l, exec) {
         unsigned other = (address[l].u + offset) / 4 % SIM_LANES;
         switch (info->access) {
         case M_PERMUTE:
@@ -253,7 +258,7 @@ static void exchange(wave *w, const isa_row *row, const isa_info *info,
             break;
         }
     }
-    FOR_ACTIVE(l, exec) {
+    FOR_ACTIVE (l, exec) {
         d[l].u = result[l];
     }
 }
@@ -272,10 +277,15 @@ void exec_lds(wave *w, const isa_row *row)
     switch (info->access) {
     case M_NOP:
         return;
-    case M_SWIZZLE: case M_PERMUTE: case M_BPERMUTE:
+    case M_SWIZZLE:
+    case M_PERMUTE:
+    case M_BPERMUTE:
         exchange(w, row, info, exec, base);
         return;
-    case M_READ2: case M_READ2ST64: case M_WRITE2: case M_WRITE2ST64:
+    case M_READ2:
+    case M_READ2ST64:
+    case M_WRITE2:
+    case M_WRITE2ST64:
         two(w, row, info, exec, base);
         return;
     default:

@@ -23,8 +23,8 @@
 typedef enum place_kind { PLACE_NONE, PLACE_LINEAR, PLACE_SCRATCH } place_kind;
 
 typedef struct place {
-    uint8_t *at;           /* linear: the byte; scratch: the lane's byte 0 */
-    uint32_t offset;       /* scratch: byte in the lane's private memory */
+    uint8_t *at;     /* linear: the byte; scratch: the lane's byte 0 */
+    uint32_t offset; /* scratch: byte in the lane's private memory */
     place_kind kind;
 } place;
 
@@ -66,9 +66,9 @@ static void deposit(const place *p, const void *from, uint32_t bytes)
 
 static bool is_store(const isa_info *info)
 {
-    return info->access == M_STORE || info->access == M_STORE_8
-           || info->access == M_STORE_16 || info->access == M_STORE_8_HI
-           || info->access == M_STORE_16_HI;
+    return info->access == M_STORE || info->access == M_STORE_8 ||
+           info->access == M_STORE_16 || info->access == M_STORE_8_HI ||
+           info->access == M_STORE_16_HI;
 }
 
 static uint32_t *reg(wave *w, unsigned number, unsigned l)
@@ -95,19 +95,21 @@ static void load_lane(wave *w, const isa_row *row, const isa_info *info,
     case M_LOAD_I16:
         *d = (uint32_t)(int16_t)word[0];
         break;
-    case M_LOAD_U8_LO: case M_LOAD_16_LO:
+    case M_LOAD_U8_LO:
+    case M_LOAD_16_LO:
         *d = (*d & 0xffff0000u) | word[0];
         break;
     case M_LOAD_I8_LO:
         *d = (*d & 0xffff0000u) | (uint16_t)(int8_t)word[0];
         break;
-    case M_LOAD_U8_HI: case M_LOAD_16_HI:
+    case M_LOAD_U8_HI:
+    case M_LOAD_16_HI:
         *d = (*d & 0xffffu) | word[0] << 16;
         break;
     case M_LOAD_I8_HI:
         *d = (*d & 0xffffu) | (uint32_t)(uint16_t)(int8_t)word[0] << 16;
         break;
-    default:   /* M_LOAD_U8, M_LOAD_U16 */
+    default: /* M_LOAD_U8, M_LOAD_U16 */
         *d = word[0];
         break;
     }
@@ -176,7 +178,8 @@ static void atomic_lane(wave *w, const isa_row *row, const isa_info *info,
     unsigned dwords = info->bytes / 4u;
     uint64_t value[2] = {0, 0}, old = 0;
 
-    for (unsigned k = 0; k < ((info->flags & ISA_WHOLE) != 0 ? 2u : 1u); k++) {
+    for (unsigned k = 0; k < ((info->flags & ISA_TWO_DATA) != 0 ? 2u : 1u);
+         k++) {
         value[k] = *reg(w, row->data + k * dwords, l);
         if (dwords == 2) {
             value[k] |= (uint64_t)*reg(w, row->data + 2 * k + 1, l) << 32;
@@ -221,7 +224,8 @@ static void access_lane(wave *w, const isa_row *row, const isa_info *info,
 static uint32_t access_bits(const isa_info *info)
 {
     return info->access == M_ATOMIC ? SIM_READ | SIM_WRITE
-           : is_store(info) ? SIM_WRITE : SIM_READ;
+           : is_store(info)         ? SIM_WRITE
+                                    : SIM_READ;
 }
 
 static bool global_place(wave *w, const isa_info *info, unsigned l,
@@ -229,10 +233,10 @@ static bool global_place(wave *w, const isa_info *info, unsigned l,
 {
     uint32_t need = access_bits(info);
 
-    if (((need & SIM_READ) != 0
-         && !exec_allowed(w->group, address, bytes, SIM_READ))
-        || ((need & SIM_WRITE) != 0
-            && !exec_allowed(w->group, address, bytes, SIM_WRITE))) {
+    if (((need & SIM_READ) != 0 &&
+         !exec_allowed(w->group, address, bytes, SIM_READ)) ||
+        ((need & SIM_WRITE) != 0 &&
+         !exec_allowed(w->group, address, bytes, SIM_WRITE))) {
         exec_fault_at(w, SIM_FAULT_ADDRESS, l, address, bytes,
                       is_store(info) ? "write" : "");
         return false;
@@ -259,11 +263,9 @@ static bool scratch_place(wave *w, const isa_info *info, unsigned l,
                           uint64_t base, uint32_t offset, place *p)
 {
     const sim_group *g = w->group;
-    uint64_t own = (uint64_t)(uintptr_t)g->scratch
-                   + w->index * g->scratch_wave;
+    uint64_t own = (uint64_t)(uintptr_t)g->scratch + w->index * g->scratch_wave;
     uint64_t first = base - own + (uint64_t)(offset / 4) * 256;
-    uint64_t last = base - own
-                    + ((uint64_t)offset + info->bytes - 1) / 4 * 256;
+    uint64_t last = base - own + ((uint64_t)offset + info->bytes - 1) / 4 * 256;
 
     if (base < own || first >= g->scratch_wave || last >= g->scratch_wave) {
         exec_fault_at(w, SIM_FAULT_SCRATCH, l, offset, info->bytes, "");
@@ -290,11 +292,11 @@ static bool one_region(wave *w, const isa_info *info, uint64_t exec,
         high = a > high ? a : high;
     }
     uint64_t span = high - low + info->bytes;
-    return low <= high && high + info->bytes > high
-           && ((need & SIM_READ) == 0
-               || exec_allowed(w->group, low, span, SIM_READ))
-           && ((need & SIM_WRITE) == 0
-               || exec_allowed(w->group, low, span, SIM_WRITE));
+    return low <= high && high + info->bytes > high &&
+           ((need & SIM_READ) == 0 ||
+            exec_allowed(w->group, low, span, SIM_READ)) &&
+           ((need & SIM_WRITE) == 0 ||
+            exec_allowed(w->group, low, span, SIM_WRITE));
 }
 
 static void count_misaligned(wave *w, const isa_info *info, uint64_t exec,
@@ -328,8 +330,8 @@ static void lane_addresses(wave *w, const isa_row *row, uint64_t *address)
         }
     } else {
         for (unsigned l = 0; l < SIM_LANES; l++) {
-            address[l] = ((uint64_t)low[SIM_LANES + l].u << 32 | low[l].u)
-                         + offset;
+            address[l] =
+                ((uint64_t)low[SIM_LANES + l].u << 32 | low[l].u) + offset;
         }
     }
 }
@@ -355,8 +357,8 @@ void exec_flat(wave *w, const isa_row *row)
 
         if (!fast) {
             uint64_t window = a >> 32 << 32;
-            if (row->format == F_SCRATCH
-                || (row->format == F_FLAT && window == APERTURE_PRIVATE)) {
+            if (row->format == F_SCRATCH ||
+                (row->format == F_FLAT && window == APERTURE_PRIVATE)) {
                 found = scratch_place(w, info, l, pair(w, SRC_FLAT_SCRATCH),
                                       (uint32_t)a, &p);
             } else if (row->format == F_FLAT && window == APERTURE_SHARED) {
@@ -378,17 +380,16 @@ void exec_flat(wave *w, const isa_row *row)
 typedef struct descriptor {
     uint64_t base;
     uint32_t stride, records;
-    bool scratch;          /* swizzled and adds the lane number */
+    bool scratch; /* swizzled and adds the lane number */
 } descriptor;
 
 static descriptor read_descriptor(const wave *w, unsigned at)
 {
-    descriptor d = {
-        .base = pair(w, at) & UINT64_C(0xffffffffffff),
-        .stride = w->s[at + 1] >> 16 & 0x3fff,
-        .records = w->s[at + 2],
-        .scratch = w->s[at + 1] >> 31 != 0 && (w->s[at + 3] >> 23 & 1) != 0
-    };
+    descriptor d = {.base = pair(w, at) & UINT64_C(0xffffffffffff),
+                    .stride = w->s[at + 1] >> 16 & 0x3fff,
+                    .records = w->s[at + 2],
+                    .scratch = w->s[at + 1] >> 31 != 0 &&
+                               (w->s[at + 3] >> 23 & 1) != 0};
     return d;
 }
 
@@ -468,8 +469,8 @@ void exec_mubuf(wave *w, const isa_row *row)
             bool inside = index[l] < buffer.records;
             one.records = inside ? UINT32_MAX : 0;
             raw_buffer_lane(w, row, info, l, &one, offset,
-                            buffer.base + soffset + offset
-                                + (uint64_t)index[l] * buffer.stride);
+                            buffer.base + soffset + offset +
+                                (uint64_t)index[l] * buffer.stride);
         }
     }
 }

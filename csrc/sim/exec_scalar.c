@@ -14,26 +14,29 @@
 /* Inline constants 240..248 as half, float and double. */
 static uint64_t float_constant(unsigned code, unsigned type)
 {
-    static const uint16_t half[9] = {
-        0x3800, 0xb800, 0x3c00, 0xbc00, 0x4000, 0xc000, 0x4400, 0xc400, 0x3118
-    };
-    static const uint32_t single[9] = {
-        0x3f000000, 0xbf000000, 0x3f800000, 0xbf800000, 0x40000000,
-        0xc0000000, 0x40800000, 0xc0800000, 0x3e22f983
-    };
+    static const uint16_t half[9] = {0x3800, 0xb800, 0x3c00, 0xbc00, 0x4000,
+                                     0xc000, 0x4400, 0xc400, 0x3118};
+    static const uint32_t single[9] = {0x3f000000, 0xbf000000, 0x3f800000,
+                                       0xbf800000, 0x40000000, 0xc0000000,
+                                       0x40800000, 0xc0800000, 0x3e22f983};
     static const uint64_t wide[9] = {
         UINT64_C(0x3fe0000000000000), UINT64_C(0xbfe0000000000000),
         UINT64_C(0x3ff0000000000000), UINT64_C(0xbff0000000000000),
         UINT64_C(0x4000000000000000), UINT64_C(0xc000000000000000),
         UINT64_C(0x4010000000000000), UINT64_C(0xc010000000000000),
-        UINT64_C(0x3fc45f306dc9c882)
-    };
+        UINT64_C(0x3fc45f306dc9c882)};
     unsigned i = code - SRC_HALF;
 
     switch (type) {
-    case T_u16: case T_i16: case T_f16: case T_pk16: case T_pkf16:
+    case T_u16:
+    case T_i16:
+    case T_f16:
+    case T_pk16:
+    case T_pkf16:
         return half[i];
-    case T_u64: case T_i64: case T_f64:
+    case T_u64:
+    case T_i64:
+    case T_f64:
         return wide[i];
     default:
         return single[i];
@@ -72,9 +75,9 @@ uint64_t exec_operand(const wave *w, const isa_row *row, unsigned code,
     case SRC_SCC:
         return w->scc;
     case SRC_LITERAL:
-        return type == T_f64 ? (uint64_t)row->literal << 32
+        return type == T_f64   ? (uint64_t)row->literal << 32
                : type == T_i64 ? (uint64_t)(int64_t)(int32_t)row->literal
-               : row->literal;
+                               : row->literal;
     default:
         return 0;
     }
@@ -105,8 +108,13 @@ static void branch(wave *w, int32_t dwords)
 
 /* hwreg operand: id [5:0], offset [10:6], size - 1 [15:11]. */
 enum {
-    HWREG_MODE = 1, HWREG_STATUS, HWREG_TRAPSTS, HWREG_HW_ID,
-    HWREG_GPR_ALLOC, HWREG_LDS_ALLOC, HWREG_SH_MEM_BASES = 15
+    HWREG_MODE = 1,
+    HWREG_STATUS,
+    HWREG_TRAPSTS,
+    HWREG_HW_ID,
+    HWREG_GPR_ALLOC,
+    HWREG_LDS_ALLOC,
+    HWREG_SH_MEM_BASES = 15
 };
 
 static uint32_t read_hwreg(wave *w, uint32_t what)
@@ -118,12 +126,12 @@ static uint32_t read_hwreg(wave *w, uint32_t what)
         value = w->mode;
         break;
     case HWREG_STATUS:
-        value = w->scc | (exec_mask(w) == 0 ? 1u << 9 : 0)
-                | (pair(w, SRC_VCC) == 0 ? 1u << 10 : 0) | 1u << 16;
+        value = w->scc | (exec_mask(w) == 0 ? 1u << 9 : 0) |
+                (pair(w, SRC_VCC) == 0 ? 1u << 10 : 0) | 1u << 16;
         break;
     case HWREG_TRAPSTS:
         break;
-    case HWREG_HW_ID:   /* wave [3:0], SIMD [5:4] */
+    case HWREG_HW_ID: /* wave [3:0], SIMD [5:4] */
         value = w->index / 4 % 16 | w->index % 4 << 4;
         break;
     case HWREG_GPR_ALLOC:
@@ -132,9 +140,9 @@ static uint32_t read_hwreg(wave *w, uint32_t what)
     case HWREG_LDS_ALLOC:
         value = (w->group->lds_bytes + 511) / 512 << 12;
         break;
-    case HWREG_SH_MEM_BASES:   /* private [15:0], shared [31:16] */
-        value = (uint32_t)(APERTURE_PRIVATE >> 48)
-                | (uint32_t)(APERTURE_SHARED >> 48) << 16;
+    case HWREG_SH_MEM_BASES: /* private [15:0], shared [31:16] */
+        value = (uint32_t)(APERTURE_PRIVATE >> 48) |
+                (uint32_t)(APERTURE_SHARED >> 48) << 16;
         break;
     default:
         exec_fault(w, SIM_FAULT_OPCODE, "hardware register not simulated");
@@ -156,11 +164,6 @@ static void write_hwreg(wave *w, uint32_t what, uint32_t value)
     w->mode = (w->mode & ~mask) | (value << offset & mask);
 }
 
-static void fault(wave *w, sim_fault_kind kind, const char *detail)
-{
-    exec_fault(w, kind, detail);
-}
-
 /* ---- the lists --------------------------------------------------------- */
 
 typedef uint32_t V_u32, V_none;
@@ -179,7 +182,7 @@ typedef int64_t V_i64;
 #define STORE_u64 set_pair(w, row->dst, D)
 #define STORE_i64 set_pair(w, row->dst, (uint64_t)D)
 
-#define SOURCE(i, t) (V_##t)exec_operand(w, row, row->src[i], T_##t)
+#define SOURCE(i, t) (V_##t) exec_operand(w, row, row->src[i], T_##t)
 #define SCC scc
 #define PC next_address(w)
 #define VCC pair(w, SRC_VCC)
@@ -187,12 +190,12 @@ typedef int64_t V_i64;
 #define IMM row->offset
 
 /* EXEC is written before D: a destination EXEC wins. */
-#define WRITE_BACK(td)              \
-    w->scc = (uint32_t)(SCC) != 0;  \
-    if (EXEC != exec) {             \
+#define WRITE_BACK(td)               \
+    w->scc = (uint32_t)(SCC) != 0;   \
+    if (EXEC != exec) {              \
         set_pair(w, SRC_EXEC, EXEC); \
-    }                               \
-    STORE_##td;                     \
+    }                                \
+    STORE_##td;                      \
     break;
 
 void exec_scalar(wave *w, const isa_row *row)
@@ -202,47 +205,51 @@ void exec_scalar(wave *w, const isa_row *row)
     uint32_t scc = w->scc;
 
     switch (row->op) {
-#define SOP2(opcode, name, td, ta, tb, ...)       \
-    case ISA_##name: {                            \
-        const V_##ta A = SOURCE(0, ta);           \
-        const V_##tb B = SOURCE(1, tb);           \
-        V_##td D;                                 \
-        __VA_ARGS__;                              \
-        WRITE_BACK(td)                            \
+#define SOP2(opcode, name, td, ta, tb, ...) \
+    case ISA_##name: {                      \
+        const V_##ta A = SOURCE(0, ta);     \
+        const V_##tb B = SOURCE(1, tb);     \
+        V_##td D;                           \
+        __VA_ARGS__;                        \
+        WRITE_BACK(td)                      \
     }
 #include "sop2.def"
-#define SOP1(opcode, name, td, ta, ...)           \
-    case ISA_##name: {                            \
-        const V_##ta A = SOURCE(0, ta);           \
-        V_##td D = OLD_##td;                      \
-        (void)A;                                  \
-        __VA_ARGS__;                              \
-        WRITE_BACK(td)                            \
+#define SOP1(opcode, name, td, ta, ...) \
+    case ISA_##name: {                  \
+        const V_##ta A = SOURCE(0, ta); \
+        V_##td D = OLD_##td;            \
+        (void)A;                        \
+        __VA_ARGS__;                    \
+        WRITE_BACK(td)                  \
     }
 #include "sop1.def"
-#define SOPK(opcode, name, td, use, ...)          \
-    case ISA_##name: {                            \
-        V_##td D = OLD_##td;                      \
-        __VA_ARGS__;                              \
-        WRITE_##use(td)                           \
+#define SOPK(opcode, name, td, use, ...) \
+    case ISA_##name: {                   \
+        V_##td D = OLD_##td;             \
+        __VA_ARGS__;                     \
+        WRITE_##use(td)                  \
     }
 #define WRITE_W(td) WRITE_BACK(td)
-#define WRITE_R(td) w->scc = (SCC) != 0; break;
-#define WRITE_X(td) (void)D; break;
+#define WRITE_R(td)      \
+    w->scc = (SCC) != 0; \
+    break;
+#define WRITE_X(td) \
+    (void)D;        \
+    break;
 #include "sopk.def"
-#define SOPC(opcode, name, ta, tb, ...)           \
-    case ISA_##name: {                            \
-        const V_##ta A = SOURCE(0, ta);           \
-        const V_##tb B = SOURCE(1, tb);           \
-        __VA_ARGS__;                              \
-        w->scc = (uint32_t)(SCC) != 0;            \
-        break;                                    \
+#define SOPC(opcode, name, ta, tb, ...) \
+    case ISA_##name: {                  \
+        const V_##ta A = SOURCE(0, ta); \
+        const V_##tb B = SOURCE(1, tb); \
+        __VA_ARGS__;                    \
+        w->scc = (uint32_t)(SCC) != 0;  \
+        break;                          \
     }
 #include "sopc.def"
-#define SOPP(opcode, name, style, ...)            \
-    case ISA_##name: {                            \
-        __VA_ARGS__;                              \
-        break;                                    \
+#define SOPP(opcode, name, style, ...) \
+    case ISA_##name: {                 \
+        __VA_ARGS__;                   \
+        break;                         \
     }
 #include "sopp.def"
     default:
@@ -295,8 +302,7 @@ void exec_smem(wave *w, const isa_row *row)
         return;
     }
     bool store = info->access == M_STORE;
-    if (!exec_allowed(w->group, address, bytes,
-                      store ? SIM_WRITE : SIM_READ)) {
+    if (!exec_allowed(w->group, address, bytes, store ? SIM_WRITE : SIM_READ)) {
         exec_fault_at(w, SIM_FAULT_ADDRESS, 0, address, bytes, "");
     } else if (store) {
         memcpy((void *)(uintptr_t)address, &w->s[row->dst], bytes);

@@ -29,7 +29,7 @@ typedef struct valu {
     lane *carry;
     bool clamp;
     bool ieee;
-    unsigned round;           /* MODE rounding for 16-bit results */
+    unsigned round; /* MODE rounding for 16-bit results */
     uint64_t vcc;
 } valu;
 
@@ -92,47 +92,56 @@ static inline void put_wide(lane *row, unsigned l, uint64_t value)
 #define PUT_i64(row, l, v) put_wide(row, l, (uint64_t)(v))
 #define PUT_f64(row, l, v) put_wide(row, l, double_bits(v))
 
-#define MEANING(name, td, ta, tb, tc, ...)                                  \
-    static void name(const valu *x)                                         \
-    {                                                                       \
-        lane *restrict d = x->d;                                            \
-        const lane *a = x->a, *b = x->b, *c = x->c;                         \
-        const bool CLAMP = x->clamp, IEEE = x->ieee;                        \
-        const unsigned ROUND = x->round;                                    \
-        const uint64_t vcc = x->vcc;                                        \
-        (void)a; (void)b; (void)c; (void)d;                                 \
-        (void)CLAMP; (void)IEEE; (void)ROUND; (void)vcc;                    \
-        for (unsigned LANE = 0; LANE < SIM_LANES; LANE++) {                 \
-            const S_##ta A = GET_##ta(a, LANE);                             \
-            const S_##tb B = GET_##tb(b, LANE);                             \
-            const S_##tc C = GET_##tc(c, LANE);                             \
-            R_##td D;                                                       \
-            (void)A; (void)B; (void)C;                                      \
-            __VA_ARGS__;                                                    \
-            PUT_##td(d, LANE, D);                                           \
-        }                                                                   \
+#define MEANING(name, td, ta, tb, tc, ...)                  \
+    static void name(const valu *x)                         \
+    {                                                       \
+        lane *restrict d = x->d;                            \
+        const lane *a = x->a, *b = x->b, *c = x->c;         \
+        const bool CLAMP = x->clamp, IEEE = x->ieee;        \
+        const unsigned ROUND = x->round;                    \
+        const uint64_t vcc = x->vcc;                        \
+        (void)a;                                            \
+        (void)b;                                            \
+        (void)c;                                            \
+        (void)d;                                            \
+        (void)CLAMP;                                        \
+        (void)IEEE;                                         \
+        (void)ROUND;                                        \
+        (void)vcc;                                          \
+        for (unsigned LANE = 0; LANE < SIM_LANES; LANE++) { \
+            const S_##ta A = GET_##ta(a, LANE);             \
+            const S_##tb B = GET_##tb(b, LANE);             \
+            const S_##tc C = GET_##tc(c, LANE);             \
+            R_##td D;                                       \
+            (void)A;                                        \
+            (void)B;                                        \
+            (void)C;                                        \
+            __VA_ARGS__;                                    \
+            PUT_##td(d, LANE, D);                           \
+        }                                                   \
     }
 
 /* The same with a second result, one bit per lane. */
-#define MEANING_CO(name, td, ta, tb, tc, ...)                               \
-    static void name(const valu *x)                                         \
-    {                                                                       \
-        lane *restrict d = x->d;                                            \
-        lane *restrict carry = x->carry;                                    \
-        const lane *a = x->a, *b = x->b, *c = x->c;                         \
-        const bool CLAMP = x->clamp;                                        \
-        (void)c; (void)CLAMP;                                               \
-        for (unsigned LANE = 0; LANE < SIM_LANES; LANE++) {                 \
-            const S_##ta A = GET_##ta(a, LANE);                             \
-            const S_##tb B = GET_##tb(b, LANE);                             \
-            const S_##tc C = GET_##tc(c, LANE);                             \
-            R_##td D;                                                       \
-            uint32_t CARRY;                                                 \
-            (void)C;                                                        \
-            __VA_ARGS__;                                                    \
-            PUT_##td(d, LANE, D);                                           \
-            carry[LANE].u = CARRY;                                          \
-        }                                                                   \
+#define MEANING_CO(name, td, ta, tb, tc, ...)               \
+    static void name(const valu *x)                         \
+    {                                                       \
+        lane *restrict d = x->d;                            \
+        lane *restrict carry = x->carry;                    \
+        const lane *a = x->a, *b = x->b, *c = x->c;         \
+        const bool CLAMP = x->clamp;                        \
+        (void)c;                                            \
+        (void)CLAMP;                                        \
+        for (unsigned LANE = 0; LANE < SIM_LANES; LANE++) { \
+            const S_##ta A = GET_##ta(a, LANE);             \
+            const S_##tb B = GET_##tb(b, LANE);             \
+            const S_##tc C = GET_##tc(c, LANE);             \
+            R_##td D;                                       \
+            uint32_t CARRY;                                 \
+            (void)C;                                        \
+            __VA_ARGS__;                                    \
+            PUT_##td(d, LANE, D);                           \
+            carry[LANE].u = CARRY;                          \
+        }                                                   \
     }
 
 #define VCC_BIT (vcc >> LANE & 1)
@@ -283,31 +292,31 @@ static int dpp_lane(unsigned ctrl, int l)
         return (l & ~3) + (int)(ctrl >> 2 * (l & 3) & 3);
     }
     switch (ctrl & 0x1f0) {
-    case 0x100:   /* row_shl */
+    case 0x100: /* row_shl */
         return in_row + n < 16 ? l + n : -1;
-    case 0x110:   /* row_shr */
+    case 0x110: /* row_shr */
         return in_row - n >= 0 ? l - n : -1;
-    case 0x120:   /* row_ror */
+    case 0x120: /* row_ror */
         return row + ((in_row - n) & 15);
     default:
         break;
     }
     switch (ctrl) {
-    case 0x130:   /* wave_shl */
+    case 0x130: /* wave_shl */
         return l + 1 < SIM_LANES ? l + 1 : -1;
-    case 0x134:   /* wave_rol */
+    case 0x134: /* wave_rol */
         return (l + 1) & 63;
-    case 0x138:   /* wave_shr */
+    case 0x138: /* wave_shr */
         return l - 1;
-    case 0x13c:   /* wave_ror */
+    case 0x13c: /* wave_ror */
         return (l - 1) & 63;
-    case 0x140:   /* row_mirror */
+    case 0x140: /* row_mirror */
         return row + 15 - in_row;
-    case 0x141:   /* row_half_mirror */
+    case 0x141: /* row_half_mirror */
         return l ^ 7;
-    case 0x142:   /* row_bcast:15 */
+    case 0x142: /* row_bcast:15 */
         return row > 0 ? row - 1 : -1;
-    default:      /* row_bcast:31 */
+    default: /* row_bcast:31 */
         return l >= 32 ? 31 : -1;
     }
 }
@@ -322,8 +331,8 @@ static void apply_dpp(const wave *w, const isa_row *row, const lane *from,
     for (int l = 0; l < SIM_LANES; l++) {
         int source = dpp_lane(row->dpp_ctrl, l);
         bool valid = source >= 0 && (exec >> source & 1) != 0;
-        bool enabled = (row->row_mask >> (l >> 4) & 1) != 0
-                       && (row->bank_mask >> (l >> 2 & 3) & 1) != 0;
+        bool enabled = (row->row_mask >> (l >> 4) & 1) != 0 &&
+                       (row->bank_mask >> (l >> 2 & 3) & 1) != 0;
         to[l].u = valid ? from[source].u : 0;
         if (!enabled || (!valid && !row->bound_zero)) {
             *write &= ~(UINT64_C(1) << l);
@@ -332,16 +341,15 @@ static void apply_dpp(const wave *w, const isa_row *row, const lane *from,
 }
 
 /* Byte or word of each lane, SDWA. */
-static void apply_select(unsigned select, bool sign, const lane *from,
-                         lane *to)
+static void apply_select(unsigned select, bool sign, const lane *from, lane *to)
 {
     unsigned bits = select < 4 ? 8u : select < 6 ? 16u : 32u;
     unsigned shift = select < 4 ? 8 * select : select == 5 ? 16u : 0;
 
     for (unsigned l = 0; l < SIM_LANES; l++) {
         uint32_t top = from[l].u >> shift << (32 - bits);
-        to[l].u = sign ? (uint32_t)((int32_t)top >> (32 - bits))
-                       : top >> (32 - bits);
+        to[l].u =
+            sign ? (uint32_t)((int32_t)top >> (32 - bits)) : top >> (32 - bits);
     }
 }
 
@@ -395,8 +403,8 @@ static void flush_row(unsigned type, lane *row)
 /* MODE's two denormal bits for a type: 1 inputs, 2 outputs are kept. */
 static unsigned denormals(const wave *w, unsigned type)
 {
-    unsigned at = type == T_f32 || type == T_mix ? MODE_DENORM_F32
-                                                 : MODE_DENORM_F16_F64;
+    unsigned at =
+        type == T_f32 || type == T_mix ? MODE_DENORM_F32 : MODE_DENORM_F16_F64;
     return w->mode >> at & 3;
 }
 
@@ -417,7 +425,8 @@ static const lane *source(const wave *w, const isa_row *row, unsigned i,
     /* Packed integers take 32-bit constants, mixed halves 16-bit ones. */
     unsigned constant = mixed_half ? (unsigned)T_f16
                         : packed && !isa_is_float(type) && type != T_mask
-                            ? (unsigned)T_u32 : type;
+                            ? (unsigned)T_u32
+                            : type;
     const lane *from = raw_source(w, row, i, constant, buffer);
     if (type == T_mask) {
         return from;
@@ -433,9 +442,10 @@ static const lane *source(const wave *w, const isa_row *row, unsigned i,
     if (type == T_pk16 || type == T_pkf16) {
         unsigned low = (row->op_sel >> i & 1) != 0 ? 16 : 0;
         unsigned high = (row->op_sel_hi >> i & 1) != 0 ? 16 : 0;
-        uint32_t flip = type == T_pk16 ? 0
-                        : (negate ? 0x8000u : 0)
-                              | (row->neg_hi >> i & 1 ? 0x80000000u : 0);
+        uint32_t flip = type == T_pk16
+                            ? 0
+                            : (negate ? 0x8000u : 0) |
+                                  (row->neg_hi >> i & 1 ? 0x80000000u : 0);
         for (unsigned l = 0; l < SIM_LANES; l++) {
             uint32_t v = from[l].u;
             buffer[l].u = ((v >> low & 0xffff) | v >> high << 16) ^ flip;
@@ -446,8 +456,8 @@ static const lane *source(const wave *w, const isa_row *row, unsigned i,
         absolute = row->neg_hi >> i & 1;
     }
     if (type == T_u16 || type == T_i16 || type == T_f16 || mixed_half) {
-        unsigned selects = packed && !mixed_half && half ? row->op_sel_hi
-                                                         : row->op_sel;
+        unsigned selects =
+            packed && !mixed_half && half ? row->op_sel_hi : row->op_sel;
         if (packed && half) {
             negate = row->neg_hi >> i & 1;
         }
@@ -500,13 +510,13 @@ static void uniform_nan(const isa_info *info, const valu *x)
         uint32_t nan = 0x7fc00000u;
         for (int i = 2; i >= 0; i--) {
             unsigned type = info->type[1 + i];
-            if (isa_is_float(type) && type != T_pkf16 && type != T_f64
-                && sources[i][l].f != sources[i][l].f) {
+            if (isa_is_float(type) && type != T_pkf16 && type != T_f64 &&
+                sources[i][l].f != sources[i][l].f) {
                 nan = sources[i][l].u | 0x400000u;
             } else if (type == T_f64) {
                 uint64_t s = get_wide(sources[i], l);
-                nan = (uint32_t)(s >> 32 & 0x80000000u)
-                      | (uint32_t)(s >> 29 & 0x7fffffu) | 0x7fc00000u;
+                nan = (uint32_t)(s >> 32 & 0x80000000u) |
+                      (uint32_t)(s >> 29 & 0x7fffffu) | 0x7fc00000u;
             }
         }
         x->d[l].u = nan;
@@ -550,15 +560,16 @@ static void finish_float(const wave *w, const isa_row *row, unsigned type,
         if (type == T_f64) {
             double v = GET_f64(x->d, l) * (double)factor;
             if (row->clamp) {
-                v = v != v ? (dx10 ? 0.0 : v)
-                    : v <= 0 ? 0.0 : v > 1 ? 1.0 : v;
+                v = v != v ? (dx10 ? 0.0 : v) : v <= 0 ? 0.0 : v > 1 ? 1.0 : v;
             }
             put_wide(x->d, l, double_bits(v));
         } else {
             float v = x->d[l].f * factor;
             if (row->clamp) {
-                v = v != v ? (dx10 ? 0.0f : v)
-                    : v <= 0 ? 0.0f : v > 1 ? 1.0f : v;
+                v = v != v   ? (dx10 ? 0.0f : v)
+                    : v <= 0 ? 0.0f
+                    : v > 1  ? 1.0f
+                             : v;
             }
             x->d[l].f = v;
         }
@@ -613,7 +624,7 @@ static void place(const isa_row *row, unsigned type, const lane *old,
                   lane *result)
 {
     unsigned shift = 0, bits = 32;
-    unsigned unused = 2;   /* preserve */
+    unsigned unused = 2; /* preserve */
 
     if (row->ext == ISA_EXT_SDWA) {
         unsigned select = row->sel[0];
@@ -627,7 +638,7 @@ static void place(const isa_row *row, unsigned type, const lane *old,
         bits = 16;
         shift = type == T_hi16 || (row->op_sel & 8) != 0 ? 16 : 0;
     } else if (row->format == F_VOP3P && type == T_f16) {
-        bits = 16;         /* mixlo */
+        bits = 16; /* mixlo */
     }
     if (bits == 32) {
         return;
@@ -681,22 +692,22 @@ static void special(wave *w, const isa_row *row)
         }
         break;
     }
-    default:   /* v_nop, v_clrexcp */
+    default: /* v_nop, v_clrexcp */
         break;
     }
 }
 
 /* Evaluates the meaning into x->d and finishes it, for one half. */
-static void evaluate(wave *w, const isa_row *row, const isa_info *info,
-                     valu *x, bool plain)
+static void evaluate(wave *w, const isa_row *row, const isa_info *info, valu *x,
+                     bool plain)
 {
     static const int rounding[4] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD,
                                     FE_TOWARDZERO};
     unsigned type = info->type[0];
     unsigned round = 0;
 
-    if ((w->mode & 15) != 0
-        && (isa_is_float(type) || isa_is_float(info->type[1]))) {
+    if ((w->mode & 15) != 0 &&
+        (isa_is_float(type) || isa_is_float(info->type[1]))) {
         unsigned at = type == T_f32 ? MODE_ROUND_F32 : MODE_ROUND_F16_F64;
         round = w->mode >> at & 3;
         x->round = w->mode >> MODE_ROUND_F16_F64 & 3;
@@ -714,8 +725,8 @@ static void evaluate(wave *w, const isa_row *row, const isa_info *info,
     if (!plain && isa_is_float(type)) {
         finish_float(w, row, type, x);
     }
-    if (type == T_f16 || type == T_hi16 || type == T_pkf16 || type == T_u16
-        || type == T_i16 || type == T_pk16) {
+    if (type == T_f16 || type == T_hi16 || type == T_pkf16 || type == T_u16 ||
+        type == T_i16 || type == T_pk16) {
         narrow(type, x->round, x->d);
     }
 }
@@ -729,8 +740,10 @@ void EXEC_VALU(wave *w, const isa_row *row)
     unsigned type = info->type[0];
     bool plain = row->plain && (w->mode & 0xff) == 0xf0;
     lane *d = w->v + (size_t)row->dst * SIM_LANES;
-    valu x = {.d = buffers.result, .carry = buffers.carry,
-              .clamp = row->clamp, .ieee = w->mode >> MODE_IEEE & 1,
+    valu x = {.d = buffers.result,
+              .carry = buffers.carry,
+              .clamp = row->clamp,
+              .ieee = w->mode >> MODE_IEEE & 1,
               .vcc = pair(w, SRC_VCC)};
 
     if ((info->flags & ISA_SPECIAL) != 0) {
@@ -741,10 +754,10 @@ void EXEC_VALU(wave *w, const isa_row *row)
     for (unsigned i = 0; i < 3; i++) {
         *sources[i] = buffers.source[i];
         if (info->type[1 + i] != T_none) {
-            *sources[i] = plain ? raw_source(w, row, i, info->type[1 + i],
-                                             buffers.source[i])
-                                : source(w, row, i, 0, buffers.source[i],
-                                         &write);
+            *sources[i] = plain
+                              ? raw_source(w, row, i, info->type[1 + i],
+                                           buffers.source[i])
+                              : source(w, row, i, 0, buffers.source[i], &write);
         }
     }
     evaluate(w, row, info, &x, plain);
@@ -752,7 +765,7 @@ void EXEC_VALU(wave *w, const isa_row *row)
     if (type == T_mask) {
         uint64_t mask = gather_bits(x.d) & exec;
         set_pair(w, row->sdst, mask);
-        if (info->name[5] == 'x') {   /* v_cmpx */
+        if (info->name[5] == 'x') { /* v_cmpx */
             set_pair(w, SRC_EXEC, mask);
         }
         return;

@@ -39,9 +39,8 @@ typedef struct hipsim_stream *hipStream_t;
 typedef struct hipsim_event *hipEvent_t;
 
 /* A tensor that a launch may touch, used in place. Sizes and strides are in
- * elements; ndim 0 means one element. `bytes` of address space from the
- * lowest to past the highest element are allowed (from check level 2 on only
- * the elements themselves). */
+ * elements; ndim 0 means one element. The whole range from the lowest to past
+ * the highest element is allowed, gaps between rows included. */
 enum { HIPSIM_READ = 1, HIPSIM_WRITE = 2, HIPSIM_MAX_DIMS = 6 };
 typedef struct hipsim_tensor {
     const void *data;
@@ -49,7 +48,7 @@ typedef struct hipsim_tensor {
     int32_t ndim;
     int64_t size[HIPSIM_MAX_DIMS];
     int64_t stride[HIPSIM_MAX_DIMS];
-    uint32_t access;          /* HIPSIM_READ | HIPSIM_WRITE */
+    uint32_t access; /* HIPSIM_READ | HIPSIM_WRITE */
 } hipsim_tensor;
 
 typedef struct hipsim_stats {
@@ -63,10 +62,12 @@ typedef struct hipsim_stats {
  * code object and hipMalloc'ed memory may be touched. grid in workgroups.
  * stats may be NULL. On a fault: hipErrorLaunchFailure or
  * hipErrorIllegalAddress, and hipsimLastReport() tells all. */
-HIPSIM_API hipError_t hipsimLaunch(
-    hipFunction_t function, const uint32_t grid[3], const uint32_t block[3],
-    uint32_t dynamic_lds_bytes, void **params, const hipsim_tensor *tensors,
-    size_t tensor_count, hipsim_stats *stats);
+HIPSIM_API hipError_t hipsimLaunch(hipFunction_t function,
+                                   const uint32_t grid[3],
+                                   const uint32_t block[3],
+                                   uint32_t dynamic_lds_bytes, void **params,
+                                   const hipsim_tensor *tensors,
+                                   size_t tensor_count, hipsim_stats *stats);
 
 /* hipModuleLoadData for an image of known size: nothing beyond `bytes` is
  * read, however corrupt the headers are. */
@@ -85,9 +86,11 @@ HIPSIM_API const char *hipsimLastReport(void);
 HIPSIM_API hipError_t hipsimSetOption(const char *name, int64_t value);
 HIPSIM_API hipError_t hipsimGetOption(const char *name, int64_t *value);
 
-/* JSON text about a code object: target, abi, kernels with name, vgprs,
- * sgprs, lds_bytes, private_bytes, vgpr_spills, sgpr_spills, code_bytes,
- * kernarg_bytes, max_threads, wave_size, args [{name,offset,size,kind}].
+/* JSON text about a code object: target, arch, flags (e_flags), abi, kernels
+ * [{name, vgprs, agprs, sgprs, lds_bytes, private_bytes, vgpr_spills,
+ * sgpr_spills, code_bytes, kernarg_bytes, max_threads, wave_size, metadata
+ * (false: no note, so some of these are 0), args [{name, offset, size,
+ * kind}]}].
  * Works for every AMDGPU architecture (only running needs gfx906).
  * *json is malloc'ed; release with hipsimFree. */
 HIPSIM_API hipError_t hipsimObjectInfo(const void *image, size_t bytes,

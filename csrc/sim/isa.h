@@ -28,6 +28,7 @@
 
 #include "sim.h"
 
+/* clang-format off */
 /* Operand types. They set the number of registers, the value of an inline
  * constant, and which float mode and modifiers apply. */
 typedef enum isa_type {
@@ -59,6 +60,7 @@ typedef enum isa_access {
     M_READ2, M_READ2ST64, M_WRITE2, M_WRITE2ST64,
     M_SWIZZLE, M_PERMUTE, M_BPERMUTE, M_NOP
 } isa_access;
+/* clang-format on */
 
 /* Every instruction, by its name in the manual. */
 typedef enum isa_op {
@@ -86,8 +88,7 @@ typedef enum isa_op {
 #define VOP3P(opcode, name, ...) ISA_##name,
 #include "vop3p.def"
 #define DS(opcode, name, ...) ISA_ds_##name,
-#define DS_ATOMIC(opcode, name, rtn_name, ...) \
-    ISA_ds_##name, ISA_ds_##rtn_name,
+#define DS_ATOMIC(opcode, name, rtn_name, ...) ISA_ds_##name, ISA_ds_##rtn_name,
 #define DS_ATOMIC_RTN(opcode, name, ...) ISA_ds_##name,
 #include "ds.def"
 #define VMEM_NAMES(name) \
@@ -104,30 +105,33 @@ typedef enum isa_op {
 typedef struct isa_info {
     const char *name;
     uint16_t opcode;
-    uint8_t format;        /* isa_format of the list it stands in */
-    uint8_t type[4];       /* isa_type of D, A, B, C */
-    uint8_t flags;         /* ISA_CARRY | ... */
-    uint8_t access;        /* isa_access; SOPK, SOPP: isa_operand_style */
-    uint8_t bytes;         /* memory: bytes of one element */
-    const char *meaning;   /* vector instructions: the statement */
+    uint8_t format;      /* isa_format of the list it stands in */
+    uint8_t type[4];     /* isa_type of D, A, B, C */
+    uint8_t flags;       /* ISA_CARRY | ... */
+    uint8_t access;      /* isa_access; SOPK, SOPP: isa_operand_style */
+    uint8_t bytes;       /* memory: bytes of one element */
+    const char *meaning; /* vector instructions: the statement */
 } isa_info;
 
 enum {
-    ISA_CARRY = 1,         /* has a mask destination beside D */
-    ISA_SELECT = 2,        /* op_sel on 16-bit operands, D's other half kept */
-    ISA_SPECIAL = 4,       /* exec_vector.h has its own code for it */
-    ISA_WHOLE = 8,         /* VOP3P: sees whole registers, not halves */
-    ISA_RETURN = 16        /* LDS atomic with a result */
+    ISA_CARRY = 1,    /* has a mask destination beside D */
+    ISA_SELECT = 2,   /* op_sel on 16-bit operands, D's other half kept */
+    ISA_SPECIAL = 4,  /* exec_vector.h has its own code for it */
+    ISA_RETURN = 8,   /* LDS atomic with a result */
+    ISA_TWO_DATA = 16 /* atomic with two data operands: compare, swap */
 };
 
+/* clang-format off */
 /* How the one operand of SOPK and SOPP is meant. */
 typedef enum isa_operand_style {
     K_W, K_R, K_X,
     P_NOTHING, P_VALUE, P_OPTION, P_TARGET, P_WAIT, P_MESSAGE
 } isa_operand_style;
+/* clang-format on */
 
 extern const isa_info isa_ops[ISA_COUNT];
 
+/* clang-format off */
 /* Source operand codes (9 bits) beyond the scalar registers. */
 enum {
     SRC_FLAT_SCRATCH = 102, SRC_XNACK_MASK = 104, SRC_VCC = 106,
@@ -139,12 +143,17 @@ enum {
     SRC_VCCZ = 251, SRC_EXECZ = 252, SRC_SCC = 253, SRC_LDS_DIRECT = 254,
     SRC_LITERAL = 255, SRC_VGPR = 256
 };
+/* clang-format on */
 
 /* How exec.c issues a row. */
 typedef enum isa_issue {
-    ISSUE_FAULT,           /* does not decode */
-    ISSUE_SCALAR,          /* SOP1 SOP2 SOPK SOPC and SOPP */
-    ISSUE_SMEM, ISSUE_VALU, ISSUE_DS, ISSUE_FLAT, ISSUE_MUBUF
+    ISSUE_FAULT,  /* does not decode */
+    ISSUE_SCALAR, /* SOP1 SOP2 SOPK SOPC and SOPP */
+    ISSUE_SMEM,
+    ISSUE_VALU,
+    ISSUE_DS,
+    ISSUE_FLAT,
+    ISSUE_MUBUF
 } isa_issue;
 
 enum { ISA_EXT_NONE, ISA_EXT_SDWA, ISA_EXT_DPP };
@@ -152,43 +161,43 @@ enum { ISA_EXT_NONE, ISA_EXT_SDWA, ISA_EXT_DPP };
 /* One decoded instruction. sim_code holds one row per dword of text, so
  * that a jump into the middle of an instruction decodes as hardware would. */
 typedef struct isa_row {
-    uint16_t op;           /* isa_op; ISA_UNKNOWN faults */
-    uint8_t format;        /* encoding met, may differ from the list's */
+    uint16_t op;    /* isa_op; ISA_UNKNOWN faults */
+    uint8_t format; /* encoding met, may differ from the list's */
     uint8_t dwords;
-    uint8_t issue;         /* isa_issue */
-    uint8_t ext;           /* ISA_EXT_* */
-    uint8_t plain;         /* VALU: no modifier of any kind */
-    uint8_t dst;           /* VGPR or SGPR number */
-    uint8_t sdst;          /* VOP3b, VOPC, SDWA: mask destination */
-    uint8_t neg, abs;      /* bit per source */
+    uint8_t issue;    /* isa_issue */
+    uint8_t ext;      /* ISA_EXT_* */
+    uint8_t plain;    /* VALU: no modifier of any kind */
+    uint8_t dst;      /* VGPR or SGPR number */
+    uint8_t sdst;     /* VOP3b, VOPC, SDWA: mask destination */
+    uint8_t neg, abs; /* bit per source */
     uint8_t op_sel, op_sel_hi, neg_hi;
-    uint8_t omod;          /* 0, 1 *2, 2 *4, 3 /2 */
+    uint8_t omod; /* 0, 1 *2, 2 *4, 3 /2 */
     uint8_t clamp;
-    uint8_t sext;          /* SDWA: bit per source */
-    uint8_t sel[3];        /* SDWA: destination, source 0, source 1 */
-    uint8_t dst_unused;    /* SDWA: 0 pad, 1 sign, 2 preserve */
-    uint8_t row_mask, bank_mask, bound_zero;   /* DPP */
+    uint8_t sext;       /* SDWA: bit per source */
+    uint8_t sel[3];     /* SDWA: destination, source 0, source 1 */
+    uint8_t dst_unused; /* SDWA: 0 pad, 1 sign, 2 preserve */
+    uint8_t row_mask, bank_mask, bound_zero; /* DPP */
     uint16_t dpp_ctrl;
-    uint16_t src[3];       /* source codes */
-    uint16_t vgpr_end;     /* one past the highest VGPR named */
-    uint8_t addr, data, data2, base;   /* memory operands, register numbers */
+    uint16_t src[3];                 /* source codes */
+    uint16_t vgpr_end;               /* one past the highest VGPR named */
+    uint8_t addr, data, data2, base; /* memory operands, register numbers */
     uint8_t glc, slc, gds, lds, offen, idxen, tfe;
     uint8_t soffset, soffset_en, imm;
-    int32_t offset;        /* memory offset, or simm16 */
+    int32_t offset; /* memory offset, or simm16 */
     uint32_t literal;
 } isa_row;
 
 struct sim_code {
     uint64_t address;
-    size_t count;          /* dwords */
+    size_t count; /* dwords */
     const uint32_t *word;
     isa_row row[];
 };
 
 static inline bool isa_is_float(unsigned type)
 {
-    return type == T_f16 || type == T_f32 || type == T_f64 || type == T_mix
-           || type == T_hi16 || type == T_pkf16;
+    return type == T_f16 || type == T_f32 || type == T_f64 || type == T_mix ||
+           type == T_hi16 || type == T_pkf16;
 }
 
 /* True if source i may be negated (and, but for packed halves, made
@@ -197,8 +206,8 @@ static inline bool isa_takes_sign(const isa_row *row, unsigned i)
 {
     unsigned type = isa_ops[row->op].type[1 + i];
 
-    return isa_is_float(type)
-           || (row->op == ISA_v_cndmask_b32 && type == T_u32);
+    return isa_is_float(type) ||
+           (row->op == ISA_v_cndmask_b32 && type == T_u32);
 }
 
 /* The instruction with this opcode in a format, or ISA_UNKNOWN. */
@@ -208,11 +217,20 @@ unsigned isa_find(unsigned format, unsigned opcode);
  * the text, this one included. */
 void isa_decode(const uint32_t *word, size_t left, isa_row *row);
 
+/* madmk, madak: a VOP2 whose third source is always a literal, so it has no
+ * VOP3, SDWA or DPP form. */
+static inline bool isa_has_constant(unsigned op)
+{
+    return op == ISA_v_madmk_f32 || op == ISA_v_madak_f32 ||
+           op == ISA_v_madmk_f16 || op == ISA_v_madak_f16;
+}
+
 /* Registers an operand of this type takes. */
 static inline unsigned isa_registers(unsigned type)
 {
-    return type == T_u64 || type == T_i64 || type == T_f64
-                   || type == T_mask ? 2u : 1u;
+    return type == T_u64 || type == T_i64 || type == T_f64 || type == T_mask
+               ? 2u
+               : 1u;
 }
 
 #endif

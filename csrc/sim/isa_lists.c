@@ -7,13 +7,21 @@
 #include "isa.h"
 
 const isa_info isa_ops[ISA_COUNT] = {
-#define INFO(fmt, op, name_, d, a, b, c, flag, acc, size)              \
-    {.name = name_, .opcode = (op), .format = (fmt),                     \
-     .type = {T_##d, T_##a, T_##b, T_##c}, .flags = (flag),              \
-     .access = (acc), .bytes = (size), .meaning = ""},
-#define VECTOR(fmt, op, name_, d, a, b, c, flag, text)                 \
-    {.name = name_, .opcode = (op), .format = (fmt),                     \
-     .type = {T_##d, T_##a, T_##b, T_##c}, .flags = (flag),              \
+#define INFO(fmt, op, name_, d, a, b, c, flag, acc, size) \
+    {.name = name_,                                       \
+     .opcode = (op),                                      \
+     .format = (fmt),                                     \
+     .type = {T_##d, T_##a, T_##b, T_##c},                \
+     .flags = (flag),                                     \
+     .access = (acc),                                     \
+     .bytes = (size),                                     \
+     .meaning = ""},
+#define VECTOR(fmt, op, name_, d, a, b, c, flag, text) \
+    {.name = name_,                                    \
+     .opcode = (op),                                   \
+     .format = (fmt),                                  \
+     .type = {T_##d, T_##a, T_##b, T_##c},             \
+     .flags = (flag),                                  \
      .meaning = text},
     INFO(F_NONE, 0, "", none, none, none, none, 0, 0, 0)
 #define SOP2(op, name, d, a, b, ...) \
@@ -58,37 +66,35 @@ const isa_info isa_ops[ISA_COUNT] = {
 #include "vop3.def"
 #define VOP3P(op, name, d, a, b, c, ...) \
     VECTOR(F_VOP3P, op, #name, d, a, b, c, 0, #__VA_ARGS__)
-#define VOP3P_DOT(op, name, d, a, b, c, ...) \
-    VECTOR(F_VOP3P, op, #name, d, a, b, c, ISA_WHOLE, #__VA_ARGS__)
 #include "vop3p.def"
 #define DS(op, name, kind, size) \
     INFO(F_DS, op, "ds_" #name, none, none, none, none, 0, kind, size)
-#define ATOMIC_BYTES(type) (#type[1] == '3' ? 4 : 8)   /* u32, u64, ... */
-#define DS_ATOMIC(op, name, rtn, type, sources, ...)                        \
-    INFO(F_DS, op, "ds_" #name, none, none, none, none,                      \
-         (sources) == 2 ? ISA_WHOLE : 0, M_ATOMIC, ATOMIC_BYTES(type))       \
-    INFO(F_DS, (op) + 0x20, "ds_" #rtn, none, none, none, none,              \
-         ISA_RETURN | ((sources) == 2 ? ISA_WHOLE : 0), M_ATOMIC,            \
+#define ATOMIC_BYTES(type) (#type[1] == '3' ? 4 : 8) /* u32, u64, ... */
+#define DS_ATOMIC(op, name, rtn, type, sources, ...)                      \
+    INFO(F_DS, op, "ds_" #name, none, none, none, none,                   \
+         (sources) == 2 ? ISA_TWO_DATA : 0, M_ATOMIC, ATOMIC_BYTES(type)) \
+    INFO(F_DS, (op) + 0x20, "ds_" #rtn, none, none, none, none,           \
+         ISA_RETURN | ((sources) == 2 ? ISA_TWO_DATA : 0), M_ATOMIC,      \
          ATOMIC_BYTES(type))
-#define DS_ATOMIC_RTN(op, name, type, sources, ...)                         \
-    INFO(F_DS, op, "ds_" #name, none, none, none, none,                      \
-         ISA_RETURN | ((sources) == 2 ? ISA_WHOLE : 0), M_ATOMIC,            \
+#define DS_ATOMIC_RTN(op, name, type, sources, ...)                  \
+    INFO(F_DS, op, "ds_" #name, none, none, none, none,              \
+         ISA_RETURN | ((sources) == 2 ? ISA_TWO_DATA : 0), M_ATOMIC, \
          ATOMIC_BYTES(type))
 #include "ds.def"
 #define VMEM_INFO(fmt, op, name, kind, flag, size) \
     INFO(fmt, op, name, none, none, none, none, flag, kind, size)
-#define VMEM(op, name, kind, size)                                 \
-    VMEM_INFO(F_FLAT, op, "flat_" #name, kind, 0, size)             \
-    VMEM_INFO(F_GLOBAL, op, "global_" #name, kind, 0, size)         \
-    VMEM_INFO(F_SCRATCH, op, "scratch_" #name, kind, 0, size)       \
+#define VMEM(op, name, kind, size)                            \
+    VMEM_INFO(F_FLAT, op, "flat_" #name, kind, 0, size)       \
+    VMEM_INFO(F_GLOBAL, op, "global_" #name, kind, 0, size)   \
+    VMEM_INFO(F_SCRATCH, op, "scratch_" #name, kind, 0, size) \
     VMEM_INFO(F_MUBUF, op, "buffer_" #name, kind, 0, size)
-#define VMEM_ATOMIC_INFO(fmt, op, name, type, sources)                      \
-    VMEM_INFO(fmt, op, name, M_ATOMIC, (sources) == 2 ? ISA_WHOLE : 0,       \
+#define VMEM_ATOMIC_INFO(fmt, op, name, type, sources)                    \
+    VMEM_INFO(fmt, op, name, M_ATOMIC, (sources) == 2 ? ISA_TWO_DATA : 0, \
               ATOMIC_BYTES(type))
-#define VMEM_ATOMIC(op, name, type, sources, ...)                           \
-    VMEM_ATOMIC_INFO(F_FLAT, op, "flat_" #name, type, sources)               \
-    VMEM_ATOMIC_INFO(F_GLOBAL, op, "global_" #name, type, sources)           \
-    VMEM_ATOMIC_INFO(F_NONE, op, "scratch_" #name, type, sources)            \
+#define VMEM_ATOMIC(op, name, type, sources, ...)                  \
+    VMEM_ATOMIC_INFO(F_FLAT, op, "flat_" #name, type, sources)     \
+    VMEM_ATOMIC_INFO(F_GLOBAL, op, "global_" #name, type, sources) \
+    VMEM_ATOMIC_INFO(F_NONE, op, "scratch_" #name, type, sources)  \
     VMEM_ATOMIC_INFO(F_MUBUF, op, "buffer_" #name, type, sources)
 #define MUBUF(op, name, kind) VMEM_INFO(F_MUBUF, op, #name, kind, 0, 0)
 #include "vmem.def"
@@ -176,16 +182,23 @@ unsigned isa_find(unsigned format, unsigned opcode)
         unsigned count;
     } tables[] = {
         [F_NONE] = {NULL, 0},
-#define TABLE(format_, name) \
-    [format_] = {name, sizeof name / sizeof name[0]}
-        TABLE(F_SOP1, sop1_table), TABLE(F_SOP2, sop2_table),
-        TABLE(F_SOPK, sopk_table), TABLE(F_SOPC, sopc_table),
-        TABLE(F_SOPP, sopp_table), TABLE(F_SMEM, smem_table),
-        TABLE(F_VOP1, vop1_table), TABLE(F_VOP2, vop2_table),
-        TABLE(F_VOPC, vopc_table), TABLE(F_VOP3, vop3_table),
-        TABLE(F_VOP3P, vop3p_table), TABLE(F_DS, ds_table),
-        TABLE(F_FLAT, flat_table), TABLE(F_GLOBAL, global_table),
-        TABLE(F_SCRATCH, scratch_table), TABLE(F_MUBUF, mubuf_table)
+#define TABLE(format_, name) [format_] = {name, sizeof name / sizeof name[0]}
+        TABLE(F_SOP1, sop1_table),
+        TABLE(F_SOP2, sop2_table),
+        TABLE(F_SOPK, sopk_table),
+        TABLE(F_SOPC, sopc_table),
+        TABLE(F_SOPP, sopp_table),
+        TABLE(F_SMEM, smem_table),
+        TABLE(F_VOP1, vop1_table),
+        TABLE(F_VOP2, vop2_table),
+        TABLE(F_VOPC, vopc_table),
+        TABLE(F_VOP3, vop3_table),
+        TABLE(F_VOP3P, vop3p_table),
+        TABLE(F_DS, ds_table),
+        TABLE(F_FLAT, flat_table),
+        TABLE(F_GLOBAL, global_table),
+        TABLE(F_SCRATCH, scratch_table),
+        TABLE(F_MUBUF, mubuf_table),
     };
 
     return opcode < tables[format].count ? tables[format].op[opcode]

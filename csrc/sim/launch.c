@@ -90,7 +90,6 @@ static const struct {
     [SIM_FAULT_REGISTER] = {"illegal register", NULL},
     [SIM_FAULT_BUDGET] = {"instruction budget used up", NULL},
     [SIM_FAULT_TRAP] = {"trap", NULL},
-    [SIM_FAULT_MEMORY] = {"out of memory in the simulator", NULL},
 };
 
 /* One clause about where an illegal address lies. */
@@ -132,10 +131,6 @@ hipError_t sim_launch_fault(const char *kernel, const sim_fault *fault,
     char place[192] = "", where[192] = "";
     hipError_t code = hipErrorLaunchFailure;
 
-    if (fault->kind == SIM_FAULT_MEMORY) {
-        return sim_fail(hipErrorOutOfMemory, "%s: %s", kernel,
-                        fault_words[fault->kind].text);
-    }
     if (fault_words[fault->kind].place != NULL) {
         (void)snprintf(place, sizeof place, ", lane %u, %s 0x%llx, %u bytes",
                        fault->lane, fault_words[fault->kind].place,
@@ -159,13 +154,13 @@ hipError_t sim_launch_fault(const char *kernel, const sim_fault *fault,
 
 typedef struct grid_run {
     const sim_dispatch *dispatch;
-    uint64_t total;               /* workgroups */
-    _Atomic uint64_t next;        /* the next one to hand out */
-    _Atomic uint64_t stop;        /* none from this index on starts */
-    pthread_mutex_t lock;         /* guards all below */
-    uint64_t done;                /* workgroups run to their end */
+    uint64_t total;        /* workgroups */
+    _Atomic uint64_t next; /* the next one to hand out */
+    _Atomic uint64_t stop; /* none from this index on starts */
+    pthread_mutex_t lock;  /* guards all below */
+    uint64_t done;         /* workgroups run to their end */
     sim_stats stats;
-    sim_fault fault;              /* of workgroup `stop`, if stop < total */
+    sim_fault fault; /* of workgroup `stop`, if stop < total */
 } grid_run;
 
 /* Takes workgroups until there is none left. */

@@ -11,8 +11,8 @@
 #include "object.h"
 
 enum {
-    SIM_MAX_BLOCK = 1024,       /* work-items per workgroup */
-    SIM_MAX_LDS = 64 * 1024,    /* bytes per workgroup */
+    SIM_MAX_BLOCK = 1024,         /* work-items per workgroup */
+    SIM_MAX_LDS = 64 * 1024,      /* bytes per workgroup */
     SIM_MAX_PRIVATE = 128 * 1024, /* bytes per lane: 8 MiB per wave */
     SIM_PACKET_BYTES = 64
 };
@@ -21,11 +21,11 @@ typedef struct sim_launch {
     const sim_object *object;
     const sim_kernel *kernel;
     const sim_code *code;
-    uint32_t groups[3];         /* grid in workgroups */
-    uint32_t block[3];          /* workgroup in work-items */
+    uint32_t groups[3]; /* grid in workgroups */
+    uint32_t block[3];  /* workgroup in work-items */
     uint32_t dynamic_lds_bytes;
-    void **params;              /* one pointer per explicit argument, or */
-    const void *packed;         /* the explicit arguments at their offsets */
+    void **params;      /* one pointer per explicit argument, or */
+    const void *packed; /* the explicit arguments at their offsets */
     size_t packed_bytes;
 } sim_launch;
 

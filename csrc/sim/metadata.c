@@ -18,12 +18,12 @@ typedef struct cursor {
 } cursor;
 
 typedef enum item_kind {
-    ITEM_UINT,    /* value */
-    ITEM_STRING,  /* value bytes of text follow the cursor */
-    ITEM_BINARY,  /* the same, or an extension */
-    ITEM_ARRAY,   /* value items follow */
-    ITEM_MAP,     /* value pairs follow */
-    ITEM_OTHER    /* nil, bool, negative integer, float: skipped over */
+    ITEM_UINT,   /* value */
+    ITEM_STRING, /* value bytes of text follow the cursor */
+    ITEM_BINARY, /* the same, or an extension */
+    ITEM_ARRAY,  /* value items follow */
+    ITEM_MAP,    /* value pairs follow */
+    ITEM_OTHER   /* nil, bool, negative integer, float: skipped over */
 } item_kind;
 
 typedef struct item {

@@ -22,7 +22,7 @@
 enum {
     MACHINE_AMDGPU = 0xe0,
     OSABI_AMDGPU_HSA = 0x40,
-    VERSION_BASE = 2,             /* e_ident[EI_ABIVERSION] 2 = version 4 */
+    VERSION_BASE = 2, /* e_ident[EI_ABIVERSION] 2 = version 4 */
     RELOC_NONE = 0,
     RELOC_RELATIVE64 = 13,
     NOTE_AMDGPU_METADATA = 32,

@@ -12,8 +12,8 @@
 enum {
     SIM_MAX_KERNELS = 4096,
     SIM_MAX_SYMBOLS = 1 << 16,
-    SIM_MAX_KERNARG = 1 << 20,  /* bytes */
-    SIM_MAX_IMAGE = 1 << 30,    /* bytes, .bss included */
+    SIM_MAX_KERNARG = 1 << 20, /* bytes */
+    SIM_MAX_IMAGE = 1 << 30,   /* bytes, .bss included */
     SIM_MAX_SEGMENTS = 64
 };
 
@@ -30,28 +30,28 @@ typedef struct sim_kernel {
     char *name;
     uint64_t descriptor_at; /* offsets into the image */
     uint64_t entry;
-    uint64_t code_bytes;    /* from the entry on */
+    uint64_t code_bytes; /* from the entry on */
     sim_descriptor descriptor;
     uint32_t kernarg_bytes; /* the larger of descriptor and metadata */
     /* From the metadata note; the rest is 0 if it is absent. */
     bool has_metadata;
     uint32_t vgprs, agprs, sgprs, vgpr_spills, sgpr_spills;
-    uint32_t max_threads;   /* per workgroup, 0 = not stated */
+    uint32_t max_threads; /* per workgroup, 0 = not stated */
     uint32_t wave_size;
     sim_arg *arg;
     size_t arg_count;
 } sim_kernel;
 
 typedef struct sim_object {
-    uint8_t *image;         /* segments at their offsets, page aligned */
+    uint8_t *image; /* segments at their offsets, page aligned */
     size_t image_bytes;
     sim_region segment[SIM_MAX_SEGMENTS]; /* host addresses */
     size_t segment_count;
     uint64_t text, text_bytes; /* the executable segment, offset into image */
-    uint32_t flags;         /* e_flags */
-    unsigned version;       /* code object version, 4 to 6 */
-    char target[128];       /* "amdgcn-amd-amdhsa--gfx906:sramecc+:xnack-" */
-    sim_kernel *kernel;     /* in the order of the symbol table */
+    uint32_t flags;            /* e_flags */
+    unsigned version;          /* code object version, 4 to 6 */
+    char target[128];          /* "amdgcn-amd-amdhsa--gfx906:sramecc+:xnack-" */
+    sim_kernel *kernel;        /* in the order of the symbol table */
     size_t kernel_count;
 } sim_object;
 

@@ -26,8 +26,8 @@ enum { SIM_LANES = 64, SIM_VGPRS = 256, SIM_SGPRS = 102 };
 enum { SIM_READ = 1u, SIM_WRITE = 2u };
 
 typedef struct sim_region {
-    uint64_t begin, end;   /* [begin, end) host addresses */
-    uint32_t access;       /* SIM_READ | SIM_WRITE */
+    uint64_t begin, end; /* [begin, end) host addresses */
+    uint32_t access;     /* SIM_READ | SIM_WRITE */
 } sim_region;
 
 /* Sorted by begin, disjoint; overlapping inputs are merged by memory.c. */
@@ -45,16 +45,15 @@ const sim_region *sim_memory_find(const sim_memory *memory, uint64_t address,
 
 typedef enum sim_fault_kind {
     SIM_FAULT_NONE,
-    SIM_FAULT_OPCODE,      /* not an instruction we know */
-    SIM_FAULT_ADDRESS,     /* outside every region, or not writable */
-    SIM_FAULT_LDS,         /* beyond the workgroup's LDS */
-    SIM_FAULT_SCRATCH,     /* beyond the lane's private segment */
-    SIM_FAULT_ALIGNMENT,   /* scalar load or atomic */
-    SIM_FAULT_PC,          /* fetch outside the code */
-    SIM_FAULT_REGISTER,    /* beyond the kernel's allocation */
-    SIM_FAULT_BUDGET,      /* instruction budget used up */
-    SIM_FAULT_TRAP,        /* s_trap */
-    SIM_FAULT_MEMORY       /* the simulator itself ran out of memory */
+    SIM_FAULT_OPCODE,    /* not an instruction we know */
+    SIM_FAULT_ADDRESS,   /* outside every region, or not writable */
+    SIM_FAULT_LDS,       /* beyond the workgroup's LDS */
+    SIM_FAULT_SCRATCH,   /* beyond the lane's private segment */
+    SIM_FAULT_ALIGNMENT, /* scalar load or atomic */
+    SIM_FAULT_PC,        /* fetch outside the code */
+    SIM_FAULT_REGISTER,  /* beyond the kernel's allocation */
+    SIM_FAULT_BUDGET,    /* instruction budget used up */
+    SIM_FAULT_TRAP       /* s_trap */
 } sim_fault_kind;
 
 typedef struct sim_fault {
@@ -71,7 +70,7 @@ typedef struct sim_fault {
 
 /* ---- code -------------------------------------------------------------- */
 
-typedef struct sim_code sim_code;   /* decoded text; immutable, shared */
+typedef struct sim_code sim_code; /* decoded text; immutable, shared */
 
 /* Decodes `bytes` of text that live at host address `address` (and stay
  * there, executable text is also data for s_load). Words that do not decode
@@ -89,36 +88,36 @@ unsigned sim_disasm(const sim_code *code, size_t offset, char *text,
 
 /* Fields of the 64-byte kernel descriptor that the executor needs. */
 typedef struct sim_descriptor {
-    uint32_t lds_bytes;        /* static group segment */
-    uint32_t private_bytes;    /* per lane */
+    uint32_t lds_bytes;     /* static group segment */
+    uint32_t private_bytes; /* per lane */
     uint32_t kernarg_bytes;
-    int64_t entry_offset;      /* from the descriptor to the first word */
+    int64_t entry_offset; /* from the descriptor to the first word */
     uint32_t rsrc1, rsrc2, rsrc3;
-    uint16_t properties;       /* kernel_code_properties */
+    uint16_t properties; /* kernel_code_properties */
 } sim_descriptor;
 
 typedef struct sim_dispatch {
-    const char *kernel;        /* name, for reports */
+    const char *kernel; /* name, for reports */
     const sim_code *code;
-    uint64_t entry;            /* address of the first instruction */
+    uint64_t entry; /* address of the first instruction */
     sim_descriptor descriptor;
-    uint32_t groups[3];        /* grid in workgroups */
-    uint32_t block[3];         /* workgroup in work-items */
-    uint32_t grid[3];          /* grid in work-items (for partial groups) */
-    uint32_t lds_bytes;        /* static + dynamic */
-    uint64_t kernarg;          /* address of the kernarg segment */
-    uint64_t packet;           /* address of the 64-byte dispatch packet */
+    uint32_t groups[3]; /* grid in workgroups */
+    uint32_t block[3];  /* workgroup in work-items */
+    uint32_t grid[3];   /* grid in work-items (for partial groups) */
+    uint32_t lds_bytes; /* static + dynamic */
+    uint64_t kernarg;   /* address of the kernarg segment */
+    uint64_t packet;    /* address of the 64-byte dispatch packet */
     const sim_memory *memory;
-    int check;                 /* 0 or 1 */
-    uint64_t budget;           /* wave instructions per workgroup, 0 = none */
-    int cpu;                   /* 0 portable code, 1 best for this host */
+    int check;       /* 0 or 1 */
+    uint64_t budget; /* wave instructions per workgroup, 0 = none */
+    int cpu;         /* 0 portable code, 1 best for this host */
 } sim_dispatch;
 
 typedef struct sim_stats {
     uint64_t wave_instructions;
     uint64_t waves;
     uint64_t workgroups;
-    uint64_t misaligned;       /* vector or LDS accesses, check >= 1 */
+    uint64_t misaligned; /* vector or LDS accesses, check >= 1 */
 } sim_stats;
 
 /* Everything a worker thread needs to run workgroups one after another:

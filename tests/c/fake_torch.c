@@ -1,6 +1,6 @@
 /* fake_torch.c: a libtorch_cpu that only has the names.
  *
- * With FAKE_INCOMPLETE one of them is missing.  None is called but
+ * With FAKE_INCOMPLETE two of them are missing.  None is called but
  * aoti_torch_abi_version, which returns what the test sets.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
@@ -54,4 +54,6 @@ STUB(aoti_torch_device_type_cpu)
 STUB(aoti_torch_device_type_cuda)
 #endif
 /* A GPU build has it in another library, which is this file's other copy. */
+#ifndef FAKE_INCOMPLETE
 STUB(aoti_torch_get_current_cuda_stream)
+#endif

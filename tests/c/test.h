@@ -12,12 +12,12 @@ typedef struct test_run {
     const char *scratch;  /* folder that may be written to */
     const char *code_dir; /* the real code objects, if they are built */
     const char *sim;      /* the real libhipsim.so, if it is built */
-    const char *only; /* run the tests whose name contains this, or NULL */
+    const char *only;     /* run the tests whose name contains this, or NULL */
     int passed;
     int failed;
     int skipped;
     int checks_failed; /* of the running test */
-    bool skip; /* the running test asked to be skipped */
+    bool skip;         /* the running test asked to be skipped */
 } test_run;
 
 #define RUN(run, function) test_one(run, #function, function)

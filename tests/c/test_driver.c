@@ -74,6 +74,19 @@ static void an_incomplete_library_names_what_it_lacks(test_run *run)
                      "libhipsim: expected it to export hipGetDeviceCount");
 }
 
+static void each_backend_names_the_very_function_that_is_missing(test_run *run)
+{
+    char path[4096];
+    fake_state *state = NULL;
+    void *library = load_fake(run, "libamdhip64.so.partial", &state);
+    snprintf(path, sizeof path, "%s/libamdhip64.so.partial", run->fakes);
+    check_open_fails(run, FA_HIP, "",
+                     "libamdhip64: expected it to export hipMemsetD32Async");
+    check_open_fails(run, FA_SIM, path,
+                     "libhipsim: expected it to export hipsimModuleLoad");
+    dlclose(library);
+}
+
 static void the_loaded_copy_of_hip_is_found_and_no_second_one(test_run *run)
 {
     fake_state *state = NULL;
@@ -384,6 +397,25 @@ static void the_null_backend_needs_nothing_and_runs_nothing(test_run *run)
     free_call(c);
 }
 
+static void a_backend_outside_the_enum_is_refused_with_a_text(test_run *run)
+{
+    static const int bad[] = {FA_BACKEND_COUNT, 77, -1};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        fa_driver *driver = NULL;
+        fa_error error = {""};
+        char got[64];
+        snprintf(got, sizeof got, "backend: expected 0..3, got %d", bad[i]);
+        CHECK(run, fa_driver_open((fa_backend)bad[i], "", &driver, &error) ==
+                       FA_EINVAL);
+        CHECK(run, driver == NULL);
+        CHECK_TEXT(run, error.text, got);
+        call *c = make_call(run, (fa_backend)bad[i], "");
+        CHECK(run, forward(c) == FA_EINVAL);
+        CHECK_TEXT(run, c->error.text, got);
+        free_call(c);
+    }
+}
+
 /* -- without keys, without output ------------------------------------------ */
 
 static void check_filled(test_run *run, fa_backend backend, const char *sim)
@@ -459,6 +491,7 @@ void test_driver(test_run *run)
     RUN(run, libraries_that_are_not_loaded_are_not_loaded);
     RUN(run, a_missing_simulator_is_named);
     RUN(run, an_incomplete_library_names_what_it_lacks);
+    RUN(run, each_backend_names_the_very_function_that_is_missing);
     RUN(run, the_loaded_copy_of_hip_is_found_and_no_second_one);
     RUN(run, the_architecture_is_read_from_either_layout);
     RUN(run, hip_restores_the_callers_device);
@@ -471,6 +504,7 @@ void test_driver(test_run *run)
     RUN(run, a_fault_in_the_simulator_carries_its_report);
     RUN(run, the_null_backend_needs_nothing_and_runs_nothing);
     RUN(run, without_keys_out_is_zero_and_lse_minus_infinity);
+    RUN(run, a_backend_outside_the_enum_is_refused_with_a_text);
     RUN(run, an_empty_output_opens_no_library);
     RUN(run, a_misaligned_output_behind_a_wide_plan_is_refused);
 }

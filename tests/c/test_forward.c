@@ -22,7 +22,7 @@ typedef struct shape {
     int64_t batch, heads, key_heads, seqlen_q, seqlen_k, dim;
     int causal;
     double scale;
-    int64_t pad; /* elements between rows of every tensor */
+    int64_t pad;      /* elements between rows of every tensor */
     bool interleaved; /* (B, S, H, D) in memory */
 } shape;
 

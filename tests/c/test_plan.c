@@ -214,6 +214,16 @@ static void an_output_that_cannot_exist_is_refused(test_run *run)
     memset(p.q.stride, 0, 3 * sizeof p.q.stride[0]);
     fa_tensor_like(&p.q, &p.out);
     check_refused(run, &p, "q: expected fewer than 2^59 elements in out");
+    /* Exactly 2^59 is not fewer, the next smaller number of rows is. */
+    p.q.size[0] = p.k.size[0] = p.v.size[0] = 1 << 14;
+    p.q.size[1] = 1 << 15;
+    p.q.size[2] = 1 << 24;
+    p.q.size[3] = p.k.size[3] = p.v.size[3] = 64;
+    fa_tensor_like(&p.q, &p.out);
+    check_refused(run, &p, "q: expected fewer than 2^59 elements in out");
+    p.q.size[2]--;
+    fa_tensor_like(&p.q, &p.out);
+    plan_of(run, &p);
 }
 
 /* -- refusals by name ------------------------------------------------------ */

@@ -23,43 +23,44 @@ static void *load_fake(test_run *run, const char *name, uint64_t version)
     return library;
 }
 
-/* fa_torch_abi_fill keeps its handle, as torch is never unloaded; take it
- * back, so that the next test finds its own library. */
-static void unload(void *library, bool filled)
+/* Gives the test's own handle back; the library must be gone then, so nobody
+ * else holds one. */
+static void unload(test_run *run, void *library, const char *name)
 {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", run->fakes, name);
     dlclose(library);
-    if (filled) {
-        dlclose(library);
-    }
+    CHECK(run, dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD) == NULL);
 }
 
 static void without_torch_there_is_no_table(test_run *run)
 {
     fa_torch_abi abi;
-    CHECK(run, !fa_torch_abi_fill(&abi));
+    CHECK(run, !fa_torch_abi_open(&abi));
 }
 
 static void an_incomplete_torch_is_not_taken(test_run *run)
 {
     fa_torch_abi abi;
     void *library = load_fake(run, "libtorch_cpu.so.incomplete", 0x020d);
-    CHECK(run, !fa_torch_abi_fill(&abi));
-    unload(library, true);
+    CHECK(run, !fa_torch_abi_open(&abi));
+    CHECK(run, abi.library == NULL);
+    unload(run, library, "libtorch_cpu.so.incomplete");
 }
 
 static void torch_before_2_8_is_not_taken(test_run *run)
 {
     fa_torch_abi abi;
     void *library = load_fake(run, "libtorch_cpu.so", 0x0207);
-    CHECK(run, !fa_torch_abi_fill(&abi));
-    unload(library, true);
+    CHECK(run, !fa_torch_abi_open(&abi));
+    unload(run, library, "libtorch_cpu.so");
 }
 
 static void torch_2_8_without_newer_functions_is_taken(test_run *run)
 {
     fa_torch_abi abi;
     void *library = load_fake(run, "libtorch_cpu.so", 0x0208);
-    CHECK(run, fa_torch_abi_fill(&abi));
+    CHECK(run, fa_torch_abi_open(&abi));
     CHECK(run, abi.check != NULL && abi.device_type_cuda != NULL);
     CHECK(run, abi.library_impl_versioned == NULL);
     /* A CPU build: the stream function is looked for in the GPU library. */
@@ -72,7 +73,9 @@ static void torch_2_8_without_newer_functions_is_taken(test_run *run)
     CHECK_TEXT(run, fa_torch_abi_reason(&abi), "torch gave no reason");
     abi.last_error = NULL;
     CHECK_TEXT(run, fa_torch_abi_reason(&abi), "torch gave no reason");
-    unload(library, true);
+    fa_torch_abi_close(&abi);
+    CHECK(run, abi.check == NULL);
+    unload(run, library, "libtorch_cpu.so");
 }
 
 static void the_stream_function_comes_from_the_gpu_library(test_run *run)
@@ -81,10 +84,23 @@ static void the_stream_function_comes_from_the_gpu_library(test_run *run)
     void *library = load_fake(run, "libtorch_cpu.so", 0x020d);
     void *gpu = load_fake(run, "libtorch_hip.so", 0);
     void *address = dlsym(gpu, "aoti_torch_get_current_cuda_stream");
-    CHECK(run, fa_torch_abi_fill(&abi));
+    CHECK(run, fa_torch_abi_open(&abi));
     CHECK(run, memcmp(&abi.current_cuda_stream, &address, sizeof address) == 0);
-    unload(gpu, true);
-    unload(library, true);
+    fa_torch_abi_close(&abi);
+    unload(run, gpu, "libtorch_hip.so");
+    unload(run, library, "libtorch_cpu.so");
+}
+
+static void a_gpu_library_without_the_stream_function_is_let_go(test_run *run)
+{
+    fa_torch_abi abi;
+    void *library = load_fake(run, "libtorch_cpu.so", 0x020d);
+    void *gpu = load_fake(run, "libtorch_cuda.so.incomplete", 0);
+    CHECK(run, fa_torch_abi_open(&abi));
+    CHECK(run, abi.current_cuda_stream == NULL && abi.gpu_library == NULL);
+    unload(run, gpu, "libtorch_cuda.so.incomplete");
+    fa_torch_abi_close(&abi);
+    unload(run, library, "libtorch_cpu.so");
 }
 
 void test_torch_abi(test_run *run)
@@ -94,4 +110,5 @@ void test_torch_abi(test_run *run)
     RUN(run, torch_before_2_8_is_not_taken);
     RUN(run, torch_2_8_without_newer_functions_is_taken);
     RUN(run, the_stream_function_comes_from_the_gpu_library);
+    RUN(run, a_gpu_library_without_the_stream_function_is_let_go);
 }
