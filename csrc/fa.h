@@ -178,6 +178,10 @@ void fa_runtime_close(fa_runtime *runtime);
 const char *fa_runtime_code_dir(const fa_runtime *runtime);
 const char *fa_runtime_sim_library(const fa_runtime *runtime);
 
+/* Opens and loads what fa_forward would on `target`, and launches nothing. */
+fa_status fa_runtime_load(fa_runtime *runtime, const fa_target *target,
+                          fa_error *error);
+
 /* Runs `plan`, which fa_plan_make made for `problem`, on `target`.  out and
  * lse must have their memory now.  On FA_SIM the result is complete on
  * return; on a GPU it is ordered in the stream. */

@@ -37,6 +37,7 @@ def forward(
     scale: float,
     causal: int,
 ) -> None: ...
+def load(device_type: int, device_index: int, arch: str | None) -> None: ...
 def plan(
     dtype: int,
     q_align: int,

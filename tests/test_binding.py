@@ -426,6 +426,18 @@ def test_forward_checks_like_the_op(null):
         raw_forward(Q, K, V, out, lse, None, device_type=9)
 
 
+@needs_simulator
+def test_load_finds_what_a_launch_would_and_launches_nothing(restore, tmp_path):
+    before = C.counters()
+    C.load(0, 0, "gfx906")
+    C.configure(str(tmp_path), simulator_path(), "auto", lambda: "gfx906")
+    with pytest.raises(RuntimeError, match="fa_gfx906.co"):
+        C.load(0, 0, "gfx906")
+    with pytest.raises(RuntimeError, match="arch: expected a name"):
+        C.load(0, 0, None)
+    assert C.counters() == before
+
+
 def test_forward_without_an_architecture_is_refused(restore):
     C.configure(config.code_dir, simulator_path(), "auto", lambda: "gfx906")
     with pytest.raises(RuntimeError, match=r"only inside simulate\(\.\.\.\)"):

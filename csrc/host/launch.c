@@ -202,6 +202,52 @@ static fa_status fill_without_keys(const fa_driver *driver,
     return status;
 }
 
+/* The driver of `target` and its device made current; undo the latter with
+ * driver->leave(). */
+static fa_status enter(fa_runtime *runtime, const fa_target *target,
+                       fa_driver **driver, fa_scope *scope, fa_error *error)
+{
+    if (target->backend == FA_SIM && target->arch == NULL) {
+        return fa_fail(error, FA_EINVAL,
+                       "arch: expected a name such as gfx906 for the "
+                       "simulator, got none");
+    }
+    fa_status status = get_driver(runtime, target->backend, driver, error);
+    if (status != FA_OK) {
+        return status;
+    }
+    return (*driver)->enter(*driver, target->device, scope, error);
+}
+
+static fa_status find_kernel(fa_runtime *runtime, fa_driver *driver,
+                             const fa_target *target, const fa_variant *variant,
+                             void **function, fa_error *error)
+{
+    *function = NULL;
+    if (driver->load == NULL) { /* the null backend has no code */
+        return FA_OK;
+    }
+    return fa_code_function(&runtime->codes, driver, runtime->code_dir,
+                            target->device, target->arch, variant, function,
+                            error);
+}
+
+fa_status fa_runtime_load(fa_runtime *runtime, const fa_target *target,
+                          fa_error *error)
+{
+    fa_driver *driver = NULL;
+    fa_scope scope;
+    void *function = NULL;
+    fa_status status = enter(runtime, target, &driver, &scope, error);
+    if (status != FA_OK) {
+        return status;
+    }
+    status =
+        find_kernel(runtime, driver, target, &fa_variants[0], &function, error);
+    driver->leave(driver, &scope);
+    return status;
+}
+
 fa_status fa_forward(fa_runtime *runtime, const fa_target *target,
                      const fa_problem *problem, const fa_plan *plan,
                      fa_counts *counts, fa_error *error)
@@ -220,34 +266,20 @@ fa_status fa_forward(fa_runtime *runtime, const fa_target *target,
                        "out: expected a base aligned to 16 bytes, got %p",
                        problem->out.data);
     }
-    if (target->backend == FA_SIM && target->arch == NULL) {
-        return fa_fail(error, FA_EINVAL,
-                       "arch: expected a name such as gfx906 for the "
-                       "simulator, got none");
-    }
-    fa_status status = get_driver(runtime, target->backend, &driver, error);
-    if (status != FA_OK) {
-        return status;
-    }
-    status = driver->enter(driver, target->device, &scope, error);
+    fa_status status = enter(runtime, target, &driver, &scope, error);
     if (status != FA_OK) {
         return status;
     }
     if (plan->cause == FA_CAUSE_NO_KEYS) {
         status = fill_without_keys(driver, target, problem, error);
-        goto leave;
-    }
-    if (driver->load != NULL) { /* the null backend has no code */
-        status = fa_code_function(&runtime->codes, driver, runtime->code_dir,
-                                  target->device, target->arch, plan->variant,
-                                  &function, error);
-        if (status != FA_OK) {
-            goto leave;
+    } else {
+        status = find_kernel(runtime, driver, target, plan->variant, &function,
+                             error);
+        if (status == FA_OK) {
+            status =
+                launch(driver, function, plan, target, problem, counts, error);
         }
     }
-    status = launch(driver, function, plan, target, problem, counts, error);
-
-leave:
     driver->leave(driver, &scope);
     return status;
 }

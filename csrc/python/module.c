@@ -14,6 +14,9 @@
  *               v_size, v_stride, out_stride, scale, causal):
  *       "The op on addresses, for kernels registered from Python.  Raises
  *        RuntimeError."
+ *   def load(device_type, device_index, arch):
+ *       "Open and load what forward() would, launch nothing.  Raises
+ *        RuntimeError."
  *   def plan(dtype, q_align, k_align, v_align, q_size, q_stride, k_size,
  *            k_stride, v_size, v_stride, scale, causal) -> (symbol, grid, why):
  *       "What would run; raises Error.  The alignments are those of the
@@ -324,6 +327,37 @@ static PyObject *module_forward(PyObject *module, PyObject *const *args,
     Py_RETURN_NONE;
 }
 
+static PyObject *module_load(PyObject *module, PyObject *const *args,
+                             Py_ssize_t count)
+{
+    fa_target target = {0};
+    fa_runtime *runtime = NULL;
+    fa_error error;
+    fa_status status = FA_OK;
+    char arch[FA_STATE_ARCH_CHARS];
+    bool arch_given = false;
+    int device_type = 0;
+    (void)module;
+
+    if (check_count("load", count, 3) || parse_int(args[0], &device_type) ||
+        parse_int(args[1], &target.device) ||
+        parse_arch(args[2], arch, &arch_given)) {
+        return NULL;
+    }
+    target.arch = arch_given ? arch : NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status =
+        fa_state_backend(device_type == 1, &runtime, &target.backend, &error);
+    if (status == FA_OK) {
+        status = fa_runtime_load(runtime, &target, &error);
+    }
+    Py_END_ALLOW_THREADS
+    if (status != FA_OK) {
+        return raise_runtime_error(&error);
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *module_plan(PyObject *module, PyObject *const *args,
                              Py_ssize_t count)
 {
@@ -458,6 +492,8 @@ static PyMethodDef methods[] = {
      "register_ops(): register the ops from C; False if torch is too old."},
     {"forward", FAST(module_forward), METH_FASTCALL,
      "forward(...): the forward on addresses."},
+    {"load", FAST(module_load), METH_FASTCALL,
+     "load(device_type, device_index, arch): load what forward() needs."},
     {"plan", FAST(module_plan), METH_FASTCALL,
      "plan(...): (symbol, grid, why) of what would run."},
     {"last_call", module_last_call, METH_NOARGS,
