@@ -89,16 +89,17 @@ class ArgumentList:
         return Struct(bytes.fromhex(entry["struct"]), pointers)
 
     def _buffer(self, entry: dict[str, Any]) -> Buffer:
-        path = (self._folder / entry["buffer"]).resolve()
-        if path not in self._files:
-            self._files[path] = FileBuffer(path)
-        file = self._files[path]
+        path = self._folder / entry["buffer"]
+        target = path.resolve()  # a link keeps its name, but not its own buffer
+        if target not in self._files:
+            self._files[target] = FileBuffer(path)
+        file = self._files[target]
         buffer = Buffer(file.data, entry["access"], size=file.size)
         if "w" in buffer.access and file not in self.written:
             for other in self.written:
-                if other.path.name == path.name:
+                if other.path.name == file.path.name:
                     raise FileError(
-                        f"{path.name}: two written buffers of this name, which "
+                        f"{file.path.name}: two written buffers of this name, which "
                         "would be one file in the output folder"
                     )
             self.written.append(file)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -138,6 +140,20 @@ def _disasm(options: argparse.Namespace) -> int:
     return 0
 
 
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Lets Ctrl-C end the process inside; Python would wait for the kernel."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # ignored, or the caller's
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _run(options: argparse.Namespace) -> int:
     with Module(options.object) as module:
         kernel = module.kernel(options.kernel)
@@ -147,9 +163,10 @@ def _run(options: argparse.Namespace) -> int:
             raise FileError(f"--out: expected a folder for the written {names}")
         if options.check is not None:
             _native.set_option("check", options.check)
-        stats = kernel.launch(
-            options.grid, options.block, arguments.values, lds=options.lds
-        )
+        with _interruptible():
+            stats = kernel.launch(
+                options.grid, options.block, arguments.values, lds=options.lds
+            )
     for file in arguments.written:
         print(f"wrote {file.write(options.out)}")
     misaligned = f", {stats.misaligned} misaligned accesses" * bool(stats.misaligned)

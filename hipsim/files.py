@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 _MAGIC = b"\x93NUMPY"
 _MAX_HEADER = 1 << 16
-_TYPE = re.compile(r"[<>=|]?([biufcSUV])(\d+)")
+_TYPE = re.compile(r"[<=|]?([biufcSUV])(\d+)")
 
 
 class FileError(ValueError):
@@ -49,7 +49,8 @@ def _read_npy_header(file: BinaryIO, name: str) -> tuple[bytes, int]:
     match = _TYPE.fullmatch(descr) if isinstance(descr, str) else None
     if match is None:
         raise FileError(
-            f"{name}: dtype {descr!r}, expected plain numbers (no objects, no records)"
+            f"{name}: dtype {descr!r}, expected plain numbers (no objects, no "
+            "records, little-endian)"
         )
     if fortran:
         raise FileError(f"{name}: Fortran order, expected C order")
@@ -71,6 +72,9 @@ class FileBuffer:
         self.path = path
         self.header = b""
         try:
+            if not path.is_file():  # opening a pipe would wait for a writer
+                path.stat()  # raises if absent
+                raise FileError(f"{path}: not a regular file")
             with path.open("rb") as file:
                 total = os.fstat(file.fileno()).st_size
                 self.size = total

@@ -247,6 +247,26 @@ static void put_wait(text *t, unsigned imm)
     }
 }
 
+/* Which registers an index is added to. */
+static void put_gpr_idx(text *t, unsigned imm)
+{
+    static const char *const name[4] = {"SRC0", "SRC1", "SRC2", "DST"};
+    const char *comma = "";
+
+    if (imm > 15) {
+        put(t, "0x%x", imm);
+        return;
+    }
+    put(t, "gpr_idx(");
+    for (unsigned i = 0; i < 4; i++) {
+        if ((imm >> i & 1) != 0) {
+            put(t, "%s%s", comma, name[i]);
+            comma = ",";
+        }
+    }
+    put(t, ")");
+}
+
 static void put_sopp(text *t, const isa_row *row, const isa_info *info)
 {
     unsigned imm = (unsigned)row->offset & 0xffff;
@@ -254,6 +274,10 @@ static void put_sopp(text *t, const isa_row *row, const isa_info *info)
     switch (info->access) {
     case P_VALUE:
         put(t, imm <= 64 ? " %u" : " 0x%x", imm);
+        break;
+    case P_INDEX:
+        put(t, " ");
+        put_gpr_idx(t, imm);
         break;
     case P_TARGET:
         put(t, " %u", imm);
@@ -294,6 +318,10 @@ static void put_scalar(text *t, const isa_row *row, const isa_info *info)
     for (unsigned i = 0; i < 2; i++) {
         if (info->type[1 + i] != T_none) {
             put(t, "%s", comma);
+            if (i == 1 && row->op == ISA_s_set_gpr_idx_on) {
+                put_gpr_idx(t, row->src[1]);
+                continue;
+            }
             put_source(t, row, row->src[i], info->type[1 + i]);
             comma = ", ";
         }

@@ -20,6 +20,9 @@
  * small negative halves, no valid address. */
 #define POISON 0x7fa5a5a5u
 
+/* Instructions after which the next wave of a workgroup has its turn. */
+enum { SLICE = 10000 };
+
 /* kernel_code_properties: which user SGPRs the kernel asks for, in order. */
 enum {
     PROPERTY_PRIVATE_BUFFER = 1,
@@ -257,7 +260,41 @@ static void start_wave(wave *w, const uint32_t size[3])
 
 /* ---- execution --------------------------------------------------------- */
 
-/* Runs one wave until it waits, ends or faults. */
+/* A vector instruction between s_set_gpr_idx_on and _off: M0 is added to
+ * its register numbers. */
+static void valu_indexed(wave *w, const isa_row *row)
+{
+    const isa_info *info = &isa_ops[row->op];
+    uint32_t index = w->s[SRC_M0] & 0xff, which = w->s[SRC_M0] >> 12 & 15;
+    uint32_t end = row->vgpr_end;
+    isa_row moved = *row;
+
+    for (unsigned i = 0; i < 3; i++) {
+        if ((which >> i & 1) != 0 && row->src[i] >= SRC_VGPR) {
+            uint32_t last = row->src[i] - SRC_VGPR + index +
+                            isa_registers(info->type[1 + i]);
+            moved.src[i] = (uint16_t)(row->src[i] + index);
+            end = last > end ? last : end;
+        }
+    }
+    if ((which & 8) != 0 && info->type[0] != T_mask) {
+        uint32_t last = row->dst + index + isa_registers(info->type[0]);
+        moved.dst = (uint8_t)(row->dst + index);
+        end = last > end ? last : end;
+    }
+    if (end > w->vgprs) {
+        exec_fault(w, SIM_FAULT_REGISTER, "indexed VGPR beyond the allocation");
+    } else if (row->op == ISA_v_readlane_b32 ||
+               row->op == ISA_v_writelane_b32 ||
+               row->op == ISA_v_readfirstlane_b32 ||
+               row->op == ISA_v_swap_b32) {
+        exec_fault(w, SIM_FAULT_OPCODE, "not simulated with a VGPR index");
+    } else {
+        w->group->valu(w, &moved);
+    }
+}
+
+/* Runs one wave until it waits, ends, faults or has had its slice. */
 static void run_wave(wave *w)
 {
     sim_group *g = w->group;
@@ -268,7 +305,7 @@ static void run_wave(wave *w)
     if (budget == 0) {
         budget = UINT64_MAX;
     }
-    while (w->state == WAVE_RUNNING) {
+    for (unsigned n = 0; n < SLICE && w->state == WAVE_RUNNING; n++) {
         if (w->pc >= code->count) {
             w->row = NULL;
             exec_fault_at(w, SIM_FAULT_PC, 0, code->address + 4 * w->pc, 4, "");
@@ -288,7 +325,11 @@ static void run_wave(wave *w)
         g->executed++;
         switch (row->issue) {
         case ISSUE_VALU:
-            valu(w, row);
+            if ((w->mode >> MODE_GPR_IDX & 1) != 0) {
+                valu_indexed(w, row);
+            } else {
+                valu(w, row);
+            }
             break;
         case ISSUE_SCALAR:
             exec_scalar(w, row);
@@ -312,12 +353,13 @@ static void run_wave(wave *w)
     }
 }
 
-/* Runs all waves to the workgroup's end: each to its next barrier in turn.
+/* Runs all waves to the workgroup's end: each to its next barrier in turn, or
+ * for a slice, so that a wave may spin until another one has stored a flag.
  * Waves that have ended no longer count at a barrier, as on the hardware. */
 static bool run_waves(sim_group *g)
 {
     for (;;) {
-        bool waiting = false;
+        bool waiting = false, running = false;
 
         for (uint32_t i = 0; i < g->active; i++) {
             wave *w = &g->waves[i];
@@ -326,6 +368,10 @@ static bool run_waves(sim_group *g)
                 return false;
             }
             waiting |= w->state == WAVE_BARRIER;
+            running |= w->state == WAVE_RUNNING;
+        }
+        if (running) {
+            continue;
         }
         if (!waiting) {
             return true;

@@ -67,7 +67,8 @@ enum {
     MODE_DENORM_F32 = 4,
     MODE_DENORM_F16_F64 = 6,
     MODE_DX10_CLAMP = 8,
-    MODE_IEEE = 9
+    MODE_IEEE = 9,
+    MODE_GPR_IDX = 27
 };
 
 /* Address windows that flat accesses map to LDS and to scratch. */

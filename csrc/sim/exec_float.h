@@ -532,6 +532,46 @@ static inline double div_scale_double(double x, double d, double n,
     return exponent_bits_double(n) <= 53 ? x * 0x1p128 : x;
 }
 
+/* v_div_fmas with VCC: the scaled a * b + c, rounded once. Only where the
+ * scaled sum is denormal is that more than a product: if the first rounding
+ * left half a unit of the last place, its error decides. (Quotients that are
+ * denormal would else be rounded twice; OpenCL demands them right.) */
+static inline float div_fmas_float(float a, float b, float c)
+{
+    const float half = 0x1p-86f; /* unscaled half of the smallest float */
+    float sum = fma_float(a, b, c);
+    float scaled = sum * 0x1p-64f;
+
+    if (exponent_bits(c) > 127) {
+        return sum * 0x1p64f;
+    }
+    if (fabsf(sum - scaled * 0x1p64f) == half) {
+        double error = (double)a * b + ((double)c - sum);
+        scaled = error > 0   ? (sum + half) * 0x1p-64f
+                 : error < 0 ? (sum - half) * 0x1p-64f
+                             : scaled;
+    }
+    return scaled;
+}
+
+static inline double div_fmas_double(double a, double b, double c)
+{
+    const double half = 0x1p-947;
+    double sum = fma(a, b, c);
+    double scaled = sum * 0x1p-128;
+
+    if (fabs(c) >= 2.0) {
+        return sum * 0x1p128;
+    }
+    if (fabs(sum - scaled * 0x1p128) == half) {
+        double error = fma(a, b, c - sum);
+        scaled = error > 0   ? (sum + half) * 0x1p-128
+                 : error < 0 ? (sum - half) * 0x1p-128
+                             : scaled;
+    }
+    return scaled;
+}
+
 /* v_div_fixup: the special quotients; q is the estimate of n / d. A NaN
  * estimate of finite operands can only be an overflow. */
 static inline double fixup_double(double q, double d, double n)

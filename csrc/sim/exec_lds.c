@@ -116,14 +116,16 @@ static void narrow(wave *w, const isa_row *row, const isa_info *info,
 {
     lane *d = w->v + (size_t)row->dst * SIM_LANES;
     const lane *data = w->v + (size_t)row->data * SIM_LANES;
+    bool store = info->access == M_STORE_8 || info->access == M_STORE_16 ||
+                 info->access == M_STORE_8_HI || info->access == M_STORE_16_HI;
 
     FOR_ACTIVE (l, exec) {
         uint8_t *at = w->group->lds + from[l];
         uint16_t half = 0;
         memcpy(&half, at, info->bytes);
-        uint32_t old = d[l].u;
-        uint32_t high = data[l].u >> 16;
-        uint32_t low = data[l].u;
+        /* The other of the two fields may name a register beyond the end. */
+        uint32_t low = store ? data[l].u : 0, high = low >> 16;
+        uint32_t old = store ? 0 : d[l].u;
         switch (info->access) {
         case M_LOAD_U8:
         case M_LOAD_U16:

@@ -164,6 +164,14 @@ static void write_hwreg(wave *w, uint32_t what, uint32_t value)
     w->mode = (w->mode & ~mask) | (value << offset & mask);
 }
 
+/* VGPR indexing: M0[7:0] index, M0[15:12] which of source 0, 1, 2 and
+ * destination it is added to. */
+static void set_gpr_index(wave *w, uint32_t index, uint32_t which)
+{
+    w->mode |= 1u << MODE_GPR_IDX;
+    w->s[SRC_M0] = (w->s[SRC_M0] & ~0xf0ffu) | (index & 0xff) | which << 12;
+}
+
 /* ---- the lists --------------------------------------------------------- */
 
 typedef uint32_t V_u32, V_none;

@@ -125,7 +125,7 @@ enum {
 /* How the one operand of SOPK and SOPP is meant. */
 typedef enum isa_operand_style {
     K_W, K_R, K_X,
-    P_NOTHING, P_VALUE, P_OPTION, P_TARGET, P_WAIT, P_MESSAGE
+    P_NOTHING, P_VALUE, P_OPTION, P_TARGET, P_WAIT, P_MESSAGE, P_INDEX
 } isa_operand_style;
 /* clang-format on */
 

@@ -106,6 +106,7 @@ void sim_packet_fill(const sim_launch *launch, uint64_t kernarg,
     uint64_t descriptor =
         (uint64_t)(uintptr_t)launch->object->image + kernel->descriptor_at;
     uint32_t lds = kernel->descriptor.lds_bytes + launch->dynamic_lds_bytes;
+    uint32_t private_bytes = sim_launch_private(kernel);
     uint16_t type = 2;  /* kernel dispatch */
     uint16_t setup = 3; /* dimensions */
 
@@ -118,7 +119,7 @@ void sim_packet_fill(const sim_launch *launch, uint64_t kernarg,
         memcpy(packet + 4 + 2 * d, &block, 2);
         memcpy(packet + 12 + 4 * d, &grid, 4);
     }
-    memcpy(packet + 24, &kernel->descriptor.private_bytes, 4);
+    memcpy(packet + 24, &private_bytes, 4);
     memcpy(packet + 28, &lds, 4);
     memcpy(packet + 32, &descriptor, 8);
     memcpy(packet + 40, &kernarg, 8);

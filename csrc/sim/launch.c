@@ -22,6 +22,18 @@
 
 enum { KERNARG_ALIGN = 64 };
 
+/* Private bytes of a work-item. From code object v5 on compilers state only
+ * what they know; where recursion, calls through pointers or variable arrays
+ * add to it, bit 11 of the properties asks the runtime for a stack. */
+uint32_t sim_launch_private(const sim_kernel *kernel)
+{
+    uint32_t known = kernel->descriptor.private_bytes;
+    bool dynamic = (kernel->descriptor.properties >> 11 & 1) != 0;
+
+    return dynamic && known <= SIM_MAX_PRIVATE - SIM_STACK ? known + SIM_STACK
+                                                           : known;
+}
+
 hipError_t sim_launch_check(const sim_launch *launch)
 {
     const sim_kernel *kernel = launch->kernel;
@@ -328,6 +340,7 @@ hipError_t sim_launch_run(const sim_launch *launch, sim_region_list *memory,
         .cpu = (int)sim_option_get(SIM_OPTION_CPU),
         .budget = (uint64_t)sim_option_get(SIM_OPTION_BUDGET),
     };
+    dispatch.descriptor.private_bytes = sim_launch_private(kernel);
     for (unsigned d = 0; d < 3; d++) {
         dispatch.groups[d] = launch->groups[d];
         dispatch.block[d] = launch->block[d];

@@ -14,6 +14,7 @@ enum {
     SIM_MAX_BLOCK = 1024,         /* work-items per workgroup */
     SIM_MAX_LDS = 64 * 1024,      /* bytes per workgroup */
     SIM_MAX_PRIVATE = 128 * 1024, /* bytes per lane: 8 MiB per wave */
+    SIM_STACK = 16 * 1024,        /* bytes per lane, if the kernel asks */
     SIM_PACKET_BYTES = 64
 };
 
@@ -28,6 +29,9 @@ typedef struct sim_launch {
     const void *packed; /* the explicit arguments at their offsets */
     size_t packed_bytes;
 } sim_launch;
+
+/* Bytes of private memory per work-item: the descriptor's, and a stack. */
+uint32_t sim_launch_private(const sim_kernel *kernel);
 
 /* Checks grid, workgroup and LDS against the device and the kernel. */
 hipError_t sim_launch_check(const sim_launch *launch);

@@ -458,7 +458,12 @@ static hipError_t read_notes(sim_object *object, const file_view *file,
         }
         if (note.n_type == NOTE_AMDGPU_METADATA && note.n_namesz == 7 &&
             memcmp(file->bytes + name, "AMDGPU", 7) == 0) {
-            return sim_metadata_read(object, file->bytes + text, note.n_descsz);
+            /* One per object file that was linked (-fgpu-rdc, LTO). */
+            hipError_t status =
+                sim_metadata_read(object, file->bytes + text, note.n_descsz);
+            if (status != hipSuccess) {
+                return status;
+            }
         }
         at = text + ((uint64_t)note.n_descsz + 3) / 4 * 4;
     }
@@ -473,7 +478,11 @@ static hipError_t read_note_segments(sim_object *object, const file_view *file,
         (void)read_file(file, header->e_phoff + i * sizeof segment, &segment,
                         sizeof segment);
         if (segment.p_type == PT_NOTE) {
-            return read_notes(object, file, segment.p_offset, segment.p_filesz);
+            hipError_t status =
+                read_notes(object, file, segment.p_offset, segment.p_filesz);
+            if (status != hipSuccess) {
+                return status;
+            }
         }
     }
     return hipSuccess;
