@@ -72,6 +72,8 @@ def read(environ: Mapping[str, str]) -> Config:
         _malformed("CODE_DIR", code_dir, "an existing folder", "the packaged one")
         code_dir = packaged
 
+    code_dir = os.path.abspath(code_dir)  # the program may change its folder
+
     log: str | None = environ.get(_PREFIX + "LOG", "").strip().lower() or None
     if log is not None and log not in _LEVELS:
         _malformed("LOG", log, "one of " + ", ".join(_LEVELS), "no set-up of logging")

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from . import _ops
-from ._config import code_objects, config
+from ._config import code_objects, config, logger
 from ._reason import Reason
 from ._simulate import current_arch, default_missing, traced_arch
 from ._torch import (
@@ -103,12 +103,35 @@ def gpu_reason(index: int) -> Reason | None:
     return _gpu_verdicts.setdefault(index, verdict)
 
 
-constant_in_traces(gpu_reason)  # a device does not change while a process lives
-
-
 def cpu_reason() -> Reason:
     """Why CPU tensors run nothing fused in a context that does not simulate."""
     return Reason.CODE_OBJECT if default_missing else Reason.DEVICE
+
+
+def _can_load(device_type: int, index: int, arch: str | None) -> bool:
+    """Whether what a launch needs can be loaded; one warning if not."""
+    try:
+        _ops.ext.load(device_type, index, arch)
+    except RuntimeError as error:
+        logger.warning("compiled calls stay with stock SDPA: %s", error)
+        return False
+    return True
+
+
+# For traces, which keep the answer: nobody catches the error of a launch in a
+# compiled graph. They are bool because Dynamo cannot keep a Reason.
+
+
+def traced_cpu_serves(arch: str) -> bool:
+    return _can_load(0, 0, arch)
+
+
+def traced_gpu_serves(index: int) -> bool:
+    return gpu_reason(index) is None and _can_load(1, index, None)
+
+
+constant_in_traces(traced_cpu_serves)
+constant_in_traces(traced_gpu_serves)
 
 
 def _is_plain(tensor: Any) -> bool:
@@ -172,16 +195,23 @@ def route(
 
     # Where it would run.
     if query.is_cpu and key.is_cpu and value.is_cpu:
-        if (traced_arch() if compiling else current_arch()) is None:
+        arch = traced_arch() if compiling else current_arch()
+        if arch is None:
             return cpu_reason()
+        if compiling and not traced_cpu_serves(arch):
+            return Reason.FAILED
         device_type = "cpu"
     elif query.is_cuda and key.is_cuda and value.is_cuda:
         index = query.get_device()
         if key.get_device() != index or value.get_device() != index:
             return Reason.DEVICE
-        reason = gpu_reason(index)
-        if reason is not None:
-            return reason
+        if compiling:
+            if not traced_gpu_serves(index):
+                return Reason.DEVICE
+        else:
+            reason = gpu_reason(index)
+            if reason is not None:
+                return reason
         device_type = "cuda"
     else:
         return Reason.DEVICE
@@ -197,6 +227,8 @@ def route(
         return Reason.ARGUMENT
     if dropout_p != 0.0:
         return Reason.DROPOUT
+    if not isinstance(dropout_p, (float, int)):  # 0j, Fraction(0), array(0.0)
+        return Reason.ARGUMENT
     if scale is not None:
         if not isinstance(scale, (float, int)):
             return Reason.ARGUMENT

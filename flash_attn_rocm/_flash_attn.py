@@ -18,9 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _eligibility, _ops
+from . import _ops
 from ._config import config
-from ._eligibility import GRID_MAX, HEAD_DIM_MAX, SCALE_MAX, SEQLEN_MAX
+from ._eligibility import (
+    GRID_MAX,
+    HEAD_DIM_MAX,
+    SCALE_MAX,
+    SEQLEN_MAX,
+    gpu_reason,
+    traced_gpu_serves,
+)
 from ._errors import FlashAttnError
 from ._reason import Reason
 from ._simulate import current_arch, traced_arch
@@ -92,7 +99,9 @@ def _check_device(q: Tensor) -> None:
                 "device cpu",
             )
         return
-    reason = _eligibility.gpu_reason(q.get_device()) if q.is_cuda else Reason.DEVICE
+    if is_dynamo_compiling() and q.is_cuda and traced_gpu_serves(q.get_device()):
+        return
+    reason = gpu_reason(q.get_device()) if q.is_cuda else Reason.DEVICE
     if reason is not None:
         words = _DEVICE_WORDS.get(reason, "a device that runs our kernels")
         raise _refuse("q", words, f"device {q.device}")
@@ -202,7 +211,7 @@ def flash_attn_func(
     scale = _scale_of(q, softmax_scale)
     q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
     none = q.new_empty(0)
-    out, lse, _ = _ops.op(
+    call = (
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
@@ -220,5 +229,14 @@ def flash_attn_func(
         -1,
         False,
     )
+    if is_dynamo_compiling():
+        out, lse, _ = _ops.op(*call)
+    else:
+        try:
+            out, lse, _ = _ops.op(*call)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise FlashAttnError(str(error)) from error
     out = out.transpose(1, 2)
     return (out, lse, None) if return_attn_probs else out

@@ -211,6 +211,22 @@ def _fake(
     return _outputs(q)
 
 
+def _flops(q: Any, k: Any, v: Any, *_rest: Any, **_shapes: Any) -> int:
+    # Two products of (Sq, D) x (D, Sk) for each head; causal not counted, as torch.
+    batch, heads, seqlen_q, head_dim = q
+    return int(4 * batch * heads * seqlen_q * k[2] * head_dim)
+
+
+def _register_flops() -> None:
+    """Let FlopCounterMode count the op, where this torch has it."""
+    try:
+        from torch.utils.flop_counter import register_flop_formula
+    except ImportError:
+        return
+    register: Any = register_flop_formula
+    register(torch.ops.flash_attn_rocm.fwd)(_flops)
+
+
 def _register_from_python() -> None:
     make: Any = torch.library.Library  # untyped in torch
     library = make("flash_attn_rocm", "FRAGMENT")
@@ -247,6 +263,7 @@ def load() -> None:
             _register_from_python()
             registered = "python"
         torch.library.register_fake("flash_attn_rocm::fwd")(_fake)
+        _register_flops()
         op = torch.ops.flash_attn_rocm.fwd.default
         source = registered
     except Exception as error:  # whatever it is, the user's program must go on

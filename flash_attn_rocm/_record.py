@@ -44,7 +44,7 @@ class _Recorder:
             self._fallbacks.clear()
 
 
-_recorder: Any = _ops.ext if _ops.ext is not None else _Recorder()
+_recorder: Any = _ops.ext if hasattr(_ops.ext, "record_fallback") else _Recorder()
 
 record_fallback: Callable[[str], None] = _recorder.record_fallback
 last_record: Callable[[], Record | None] = _recorder.last_call

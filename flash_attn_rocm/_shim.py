@@ -11,7 +11,6 @@ SPDX-License-Identifier: BSD-3-Clause
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -38,9 +37,14 @@ _op: Callable[..., tuple[Tensor, ...]] = _ops.op  # type: ignore[assignment]
 
 
 class _State:
-    """Module state that torch.compile guards on."""
+    """What the process knows; torch.compile guards on `patched`."""
 
     patched = False
+    before = False  # what `patched` was when the first patched() was entered
+    inside: list[int]  # threads of the patched() that are entered and not left
+
+    def __init__(self) -> None:
+        self.inside = []
 
 
 _state = _State()
@@ -121,25 +125,26 @@ _lock = threading.RLock()
 def _is_scannable(name: str, module: Any) -> bool:
     """Whether a module's globals may be exchanged: not torch._C's, not ours."""
     return (
-        isinstance(module, ModuleType)
+        # Not isinstance: it asks for __class__, which lazy proxies answer.
+        issubclass(type(module), ModuleType)
         and not name.startswith("torch._C")
         and not name.startswith("flash_attn_rocm")
     )
 
 
-# Names under which programs keep the stock function on purpose, to compare with
-# it or to restore it.
-_KEEPSAKE = re.compile(r"orig|stock|native|builtin|saved|before|reference", re.I)
+# Names under which modules import the function. Under any other name somebody keeps
+# it on purpose, to compare with it or to restore it.
+_IMPORTED_AS = (NAME, "sdpa")
 
 
 def _exchange(old: Any, new: Any) -> None:
-    """Let every module global that is `old` be `new`, but not a keepsake."""
+    """Let the function be `new` in every module that imported it as `old`."""
     for name, module in list(sys.modules.items()):
         if _is_scannable(name, module):
             # Not vars(module): that would make lazy modules load themselves.
             names = object.__getattribute__(module, "__dict__")
-            for key, held in list(names.items()):
-                if held is old and not _KEEPSAKE.search(key):
+            for key in _IMPORTED_AS:
+                if names.get(key) is old:
                     names[key] = new
 
 
@@ -164,9 +169,8 @@ def patch() -> None:
     one unpatch() undoes any number. Initialises no device.
 
     Notes:
-        Every module global that holds the stock function is exchanged, whatever
-        its name, unless the name says that it is kept on purpose (it contains
-        orig, stock, native, builtin, saved, before or reference).
+        In every module the global `scaled_dot_product_attention`, or `sdpa`, is
+        exchanged if it holds the stock function; copies under other names stay.
         Another library's replacement is left in place, with a warning: calls
         that it passes on are not ours to judge.
     """
@@ -177,12 +181,12 @@ def patch() -> None:
         current = F.scaled_dot_product_attention
         if _state.patched and current is not original:
             return
-        if current is original:
+        if current is original or current is scaled_dot_product_attention:
             # torch.jit.script knows builtins by identity; make it know this one.
             register_builtin(scaled_dot_product_attention, "aten::" + NAME)
             _exchange(original, scaled_dot_product_attention)
             _set_home(F.__name__)
-        elif current is not scaled_dot_product_attention:
+        else:
             logger.warning(
                 "patch: F.%s is already replaced by %s; it is left in place, and "
                 "calls reach this package only if it passes them on",
@@ -201,10 +205,11 @@ def unpatch() -> None:
         function.
     """
     with _lock:
-        if not _state.patched:
+        current = getattr(F, NAME, None)
+        if not _state.patched and current is not scaled_dot_product_attention:
             return
+        # Without _state.patched: somebody put ours back after an earlier unpatch().
         _state.patched = False
-        current = F.scaled_dot_product_attention
         if current is not scaled_dot_product_attention and current is not original:
             logger.warning(
                 "unpatch: F.%s was replaced by %s after patch(); it is left in place",
@@ -223,13 +228,28 @@ def is_patched() -> bool:
 
 @contextmanager
 def patched() -> Iterator[None]:
-    """patch() for a with-block; afterwards the state at entry is back."""
-    before = _state.patched
-    patch()
+    """patch() for a with-block; afterwards the state at entry is back.
+
+    The function is one for all threads: while another thread is inside such a block
+    it stays patched, and the last to leave restores what was before all of them.
+    """
+    me = threading.get_ident()
+
+    def others_inside() -> bool:
+        return any(thread != me for thread in _state.inside)
+
+    with _lock:
+        before = _state.before if others_inside() else _state.patched
+        if not _state.inside:
+            _state.before = before
+        _state.inside.append(me)
+        patch()
     try:
         yield
     finally:
-        if before:
-            patch()
-        else:
-            unpatch()
+        with _lock:
+            _state.inside.remove(me)
+            if before or others_inside():
+                patch()
+            else:
+                unpatch()

@@ -54,6 +54,12 @@ _arch: ContextVar[str | None] = ContextVar("flash_attn_rocm_arch", default=_defa
 _mirror = threading.local()
 
 
+def _entries() -> list[list[str]]:
+    """The simulate() contexts that this thread has entered and not left."""
+    entries: list[list[str]] = _mirror.__dict__.setdefault("entries", [])
+    return entries
+
+
 def current_arch() -> str | None:
     """The architecture that CPU tensors of this context are simulated on."""
     return _arch.get()
@@ -92,10 +98,20 @@ def simulate(arch: str = "gfx906") -> Iterator[None]:
     missing = missing_for(arch)
     if missing is not None:
         raise FlashAttnError(missing)
-    token, before = _arch.set(arch), traced_arch()
+    before, token = _arch.get(), _arch.set(arch)
+    # Interleaved tasks leave in any order, perhaps on another thread: what is left
+    # is what those that are still inside asked for.
+    inside, entry = _entries(), [arch]
+    inside.append(entry)
     _mirror.arch = arch
+    mirror = _mirror.__dict__
     try:
         yield
     finally:
-        _mirror.arch = before
-        _arch.reset(token)
+        inside[:] = [other for other in inside if other is not entry]
+        mirror["arch"] = inside[-1][0] if inside else _default
+        try:
+            _arch.reset(token)
+        except ValueError:  # left in another context than entered: a closed generator
+            if _arch.get() == arch:
+                _arch.set(before)

@@ -389,8 +389,45 @@ def test_a_corrupt_code_object(tmp_path, damage):
     )
     lines, stderr = broken(DEVICE="sim", CODE_DIR=str(tmp_path))
     assert lines[0] == "sdpa failed"
-    assert lines[1].startswith("RuntimeError") and "fa_gfx906.co" in lines[1]
+    assert lines[1].startswith("FlashAttnError") and "fa_gfx906.co" in lines[1]
     assert stderr.count("a fused call failed") == 1 and "fa_gfx906.co" in stderr
+
+
+@needs_simulator
+def test_a_compiled_call_with_a_corrupt_code_object_is_answered_by_stock(tmp_path):
+    (tmp_path / "fa_gfx906.co").write_bytes(b"not a code object")
+    code = """
+import torch, torch.nn.functional as F
+import flash_attn_rocm as fa
+q = torch.randn(1, 2, 8, 16, dtype=torch.float16)
+want = F.scaled_dot_product_attention(q, q, q)
+fa.patch()
+call = torch.compile(lambda x: F.scaled_dot_product_attention(x, x, x), backend="eager")
+assert torch.equal(call(q), want)
+"""
+    env = {
+        "FLASH_ATTN_ROCM_DEVICE": "sim",
+        "FLASH_ATTN_ROCM_CODE_DIR": str(tmp_path),
+    }
+    stderr = run_python(code, env=env).stderr
+    assert stderr.count("compiled calls stay with stock SDPA") == 1
+
+
+@needs_simulator
+def test_a_relative_code_dir_survives_a_change_of_folder(tmp_path):
+    shutil.copytree(_config.config.code_dir, tmp_path / "code")
+    code = """
+import os, sys, torch, torch.nn.functional as F
+os.chdir(sys.argv[1])
+import flash_attn_rocm as fa
+os.chdir("/")
+q = torch.randn(1, 2, 8, 16, dtype=torch.float16)
+with fa.patched():
+    F.scaled_dot_product_attention(q, q, q)
+assert fa.last_call().backend == "sim", fa.last_call()
+"""
+    env = {"FLASH_ATTN_ROCM_DEVICE": "sim", "FLASH_ATTN_ROCM_CODE_DIR": "code"}
+    run_python(code, str(tmp_path), env=env)
 
 
 @needs_simulator

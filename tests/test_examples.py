@@ -62,7 +62,8 @@ def test_demo_fails_if_a_call_was_not_fused(tmp_path):
     hook = "import flash_attn_rocm, contextlib\n"
     hook += "flash_attn_rocm.patched = contextlib.nullcontext\n"
     (tmp_path / "sitecustomize.py").write_text(hook, encoding="utf-8")
-    done, figures, _ = run_demo(tmp_path, PYTHONPATH=str(tmp_path))
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done, figures, _ = run_demo(tmp_path, PYTHONPATH=path)
     assert done.returncode == 1
     assert "0 of 16 attention calls were fused" in done.stderr
     assert figures["failures"]

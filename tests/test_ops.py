@@ -62,7 +62,7 @@ def test_output_and_lse_against_float64(causal, lengths):
     q, k, v = qkv(2, 4, lengths[0], 24, heads_k=2, length_k=lengths[1])
     out, lse, out_lo = fwd(q, k, v, causal=causal)
     assert fa.last_call().backend == "sim"
-    assert error_ratio(out, q, k, v, causal=causal) <= 1  # observed up to 0.6
+    assert error_ratio(out, q, k, v, causal=causal) <= 1  # observed up to 0.61
     assert lse_ratio(lse, q, k, v, causal=causal) <= 1
     assert not out[lse == -math.inf].any()  # rows that see no key
     assert lse.dtype == torch.float32 and lse.is_contiguous()

@@ -3,7 +3,9 @@
 SPDX-License-Identifier: BSD-3-Clause
 """
 
+import asyncio
 import contextlib
+import contextvars
 import importlib
 import inspect
 import logging
@@ -11,11 +13,14 @@ import pickle
 import sys
 import threading
 import types
+from decimal import Decimal
+from fractions import Fraction
 
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers import (
+    ARCH,
     CLONES,
     NONE,
     TOP_LEFT,
@@ -23,13 +28,17 @@ from helpers import (
     builtin,
     error_ratio,
     fp64_attention,
+    fused,
+    needs_simulator,
     qkv,
     run_python,
     stock_sdpa,
 )
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 import flash_attn_rocm as fa
-from flash_attn_rocm import Reason, _shim
+from flash_attn_rocm import Reason, _shim, _simulate
 
 needs_gqa = pytest.mark.skipif(
     torch.__version__ < (2, 5), reason="enable_gqa came with torch 2.5"
@@ -256,20 +265,142 @@ def test_patched_restores_the_state_at_entry():
     assert F.scaled_dot_product_attention is builtin()
 
 
-def test_names_imported_earlier_are_exchanged_and_restored(monkeypatch):
+def test_modules_that_imported_the_function_are_served_and_copies_stay(monkeypatch):
     early = types.ModuleType("imported_early")
-    early.attend = builtin()
-    early.original_sdpa = builtin()
+    exec("from torch.nn.functional import scaled_dot_product_attention", vars(early))
+    early.sdpa = builtin()
+    early.compared_with = builtin()
     early.table = {"sdpa": builtin()}
     monkeypatch.setitem(sys.modules, "imported_early", early)
     late = types.ModuleType("imported_late")
     monkeypatch.setitem(sys.modules, "imported_late", late)
     with fa.patched():
-        assert early.attend is F.scaled_dot_product_attention
-        assert early.original_sdpa is builtin()  # kept on purpose
-        assert early.table["sdpa"] is builtin()  # only module globals
-        late.sdpa = F.scaled_dot_product_attention
-    assert early.attend is late.sdpa is builtin()
+        ours = F.scaled_dot_product_attention
+        assert early.scaled_dot_product_attention is early.sdpa is ours
+        assert early.compared_with is early.table["sdpa"] is builtin()
+        late.sdpa = ours
+    assert early.scaled_dot_product_attention is early.sdpa is late.sdpa is builtin()
+
+
+def test_a_module_proxy_that_raises_does_not_stop_patch(monkeypatch):
+    class Proxy:
+        @property
+        def __class__(self):
+            raise RuntimeError("not loaded")
+
+    monkeypatch.setitem(sys.modules, "proxy_module", Proxy())
+    fa.patch()
+    assert fa.status()["patched"]
+    fa.unpatch()
+    assert F.scaled_dot_product_attention is builtin()
+
+
+def test_unpatch_removes_ours_when_another_library_puts_it_back(monkeypatch):
+    fa.patch()
+    ours = F.scaled_dot_product_attention
+    monkeypatch.setattr(
+        F, "scaled_dot_product_attention", lambda *a, **k: ours(*a, **k)
+    )
+    fa.unpatch()
+    monkeypatch.undo()  # the other library restores what it found: ours
+    assert F.scaled_dot_product_attention is ours
+    fa.unpatch()
+    assert F.scaled_dot_product_attention is builtin()
+
+
+def test_patch_serves_again_when_ours_was_put_back_after_unpatch(monkeypatch):
+    early = types.ModuleType("imported_early")
+    early.sdpa = builtin()
+    monkeypatch.setitem(sys.modules, "imported_early", early)
+    fa.patch()
+    ours = F.scaled_dot_product_attention
+    fa.unpatch()
+    F.scaled_dot_product_attention = ours
+    fa.patch()
+    assert early.sdpa is ours and ours.__module__ == "torch.nn.functional"
+
+
+def test_patched_blocks_of_two_threads_may_overlap():
+    first_left, second_inside = threading.Event(), threading.Event()
+    seen = []
+
+    def second():
+        with fa.patched():
+            second_inside.set()
+            assert first_left.wait(30)
+            seen.append(F.scaled_dot_product_attention is builtin())
+
+    thread = threading.Thread(target=second)
+    with fa.patched():
+        thread.start()
+        assert second_inside.wait(30)
+    first_left.set()
+    thread.join()
+    assert seen == [False]
+    assert F.scaled_dot_product_attention is builtin()
+
+
+def test_patched_restores_the_state_at_entry_inside_another_block():
+    with fa.patched():
+        fa.unpatch()
+        with fa.patched():
+            assert F.scaled_dot_product_attention is not builtin()
+        assert F.scaled_dot_product_attention is builtin()
+
+
+@needs_simulator
+def test_interleaved_tasks_do_not_leave_a_thread_simulating():
+    async def both():
+        a, b, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def first():
+            with fa.simulate(ARCH):
+                a.set()
+                await b.wait()
+            done.set()
+
+        async def second():
+            await a.wait()
+            with fa.simulate(ARCH):
+                b.set()
+                await done.wait()
+
+        await asyncio.gather(first(), second())
+
+    asyncio.run(both())
+    assert _simulate.current_arch() is None and _simulate.traced_arch() is None
+
+
+@needs_simulator
+def test_a_generator_that_simulates_may_be_closed_in_another_context():
+    def held():
+        with fa.simulate(ARCH):
+            yield
+
+    generator = held()
+    contextvars.copy_context().run(next, generator)
+    generator.close()
+    assert _simulate.current_arch() is None and _simulate.traced_arch() is None
+
+
+@needs_simulator
+def test_flop_counter_counts_a_fused_call_like_the_math_path():
+    q, k, v = qkv(1, 4, 30, 64, heads_k=2, length_k=20)
+    with FlopCounterMode(display=False) as ours, fa.patched():
+        fused(F.scaled_dot_product_attention, q, k, v, enable_gqa=True)
+    with FlopCounterMode(display=False) as stock, sdpa_kernel(SDPBackend.MATH):
+        stock_sdpa(q, k, v, enable_gqa=True)
+    assert ours.get_total_flops() == stock.get_total_flops() > 0
+
+
+@pytest.mark.parametrize(
+    "nothing", [0j, Fraction(0), Decimal(0), torch.tensor([0.0])], ids=repr
+)
+def test_a_dropout_of_zero_that_stock_refuses_is_refused(simulated, patched, nothing):
+    q, k, v = qkv(1, 1, 4, 8)
+    with pytest.raises(TypeError):
+        F.scaled_dot_product_attention(q, k, v, dropout_p=nothing)
+    assert fa.last_call().reason is not fa.Reason.FUSED
 
 
 def test_lazy_modules_are_not_loaded_by_patch(monkeypatch):
