@@ -32,8 +32,9 @@ static uint64_t read_u64(const uint8_t *at)
     return value;
 }
 
-/* How well a bundle entry fits: 0 not at all, higher is better. A feature
- * that the triple does not name is built for either setting. */
+/* How well a bundle entry fits: 0 not at all, higher is better. Any gfx906 code
+ * runs; best is what names the device's features, then what is built for either
+ * setting, then what names the opposite. */
 static int score_triple(const char *triple, bool runnable)
 {
     const char *arch = strstr(triple, "gfx");
@@ -42,12 +43,13 @@ static int score_triple(const char *triple, bool runnable)
         return 0;
     }
     if (strncmp(arch, "gfx906", 6) != 0 ||
-        (arch[6] != '\0' && arch[6] != ':') ||
-        strstr(arch, ":sramecc-") != NULL || strstr(arch, ":xnack+") != NULL) {
+        (arch[6] != '\0' && arch[6] != ':')) {
         return runnable ? 0 : 1;
     }
-    return 2 + (strstr(arch, ":sramecc+") != NULL) +
-           (strstr(arch, ":xnack-") != NULL);
+    return 6 + (strstr(arch, ":sramecc+") != NULL) +
+           (strstr(arch, ":xnack-") != NULL) -
+           2 * (strstr(arch, ":sramecc-") != NULL) -
+           2 * (strstr(arch, ":xnack+") != NULL);
 }
 
 hipError_t sim_bundle_choose(const uint8_t **bytes, size_t *size, bool runnable)
@@ -106,9 +108,7 @@ hipError_t sim_bundle_choose(const uint8_t **bytes, size_t *size, bool runnable)
     }
     if (best == 0) {
         return sim_fail(hipErrorNoBinaryForGpu,
-                        "offload bundle: no entry for gfx906:sramecc+:xnack-, "
-                        "found %s",
-                        found);
+                        "offload bundle: no entry for gfx906, found %s", found);
     }
     *bytes = file + best_offset;
     *size = (size_t)best_size;

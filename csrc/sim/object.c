@@ -26,10 +26,6 @@ enum {
     RELOC_NONE = 0,
     RELOC_RELATIVE64 = 13,
     NOTE_AMDGPU_METADATA = 32,
-    FLAG_XNACK = 0x300,
-    FLAG_XNACK_ON = 0x300,
-    FLAG_SRAMECC = 0xc00,
-    FLAG_SRAMECC_OFF = 0x800,
     DESCRIPTOR_BYTES = 64,
     IMAGE_ALIGN = 4096
 };
@@ -130,21 +126,13 @@ static hipError_t check_header(const file_view *file, bool runnable,
     if (!runnable) {
         return hipSuccess;
     }
+    /* XNACK and SRAMECC may be set either way: no load is ever replayed here,
+     * and 16-bit loads keep the other half, as code for SRAMECC off expects. */
     if ((header->e_flags & 0xff) != SIM_ARCH_GFX906) {
         return sim_fail(hipErrorNoBinaryForGpu,
                         "code object: built for %s (machine 0x%x), expected "
                         "gfx906 (machine 0x2f)",
                         sim_arch_name(header->e_flags), header->e_flags & 0xff);
-    }
-    if ((header->e_flags & FLAG_XNACK) == FLAG_XNACK_ON ||
-        (header->e_flags & FLAG_SRAMECC) == FLAG_SRAMECC_OFF) {
-        return sim_fail(
-            hipErrorNoBinaryForGpu,
-            "code object: built for gfx906%s%s, the simulated "
-            "device is gfx906:sramecc+:xnack-",
-            (header->e_flags & FLAG_SRAMECC) == FLAG_SRAMECC_OFF ? ":sramecc-"
-                                                                 : "",
-            (header->e_flags & FLAG_XNACK) == FLAG_XNACK_ON ? ":xnack+" : "");
     }
     return hipSuccess;
 }

@@ -56,8 +56,8 @@ typedef struct sim_object {
 } sim_object;
 
 /* Loads an ELF code object, or the best entry of an offload bundle. With
- * `runnable` only what the simulated gfx906 (sramecc+, xnack-) can run is
- * accepted, otherwise every AMDGPU architecture. `bytes` may be freed after.
+ * `runnable` only code for gfx906, with any features, is accepted, otherwise
+ * every AMDGPU architecture. `bytes` may be freed after.
  * On failure *out is NULL and the report says why. */
 hipError_t sim_object_load(const void *bytes, size_t size, bool runnable,
                            sim_object **out);

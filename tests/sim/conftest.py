@@ -76,10 +76,13 @@ class Compiler:
         abi: int = 5,
         level: str = "-O3",
         arch: str = "gfx906:sramecc+:xnack-",
+        clang: str | None = None,
     ) -> bytes:
         """The code object (or assembly with -S) of PRELUDE + source."""
+        if clang is not None and shutil.which(clang) is None:
+            pytest.skip(f"no {clang}")
         command = [
-            self.clang,
+            clang or self.clang,
             *("-x", "hip", "-nogpulib", "-nogpuinc", "--cuda-device-only"),
             *("--no-gpu-bundle-output", f"--offload-arch={arch}", level),
             *(f"-mcode-object-version={abi}", *options),
@@ -98,7 +101,7 @@ class Compiler:
             if result.returncode != 0:
                 lacking = ("unsupported", "invalid", "clang-offload-bundler")
                 if any(word in result.stderr for word in lacking):
-                    pytest.skip(f"{self.clang}: {result.stderr.strip()[:300]}")
+                    pytest.skip(f"{command[0]}: {result.stderr.strip()[:300]}")
                 pytest.fail(result.stderr)
             self._done[key] = target_file.read_bytes()
         return self._done[key]
@@ -106,7 +109,7 @@ class Compiler:
 
 @pytest.fixture(scope="session")
 def compile_hip(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
-    """compile_hip(source, *options, abi=, level=, arch=) -> bytes."""
+    """compile_hip(source, *options, abi=, level=, arch=, clang=) -> bytes."""
     clang = find_clang()
     if clang is None:
         pytest.skip("no clang with the AMDGPU target (set FA_CLANG)")

@@ -104,6 +104,19 @@ def arithmetic(
     return negative << (FORMATS[kind][2] - 1)
 
 
+def divide(a: int, b: int, kind: str) -> int:
+    """a / b rounded once; which NaN a NaN is, is left open."""
+    x, y = to_float(a, kind), to_float(b, kind)
+    sign = (a ^ b) & 1 << (FORMATS[kind][2] - 1)
+    if x != x or y != y or (x == y == 0) or (math.isinf(x) and math.isinf(y)):
+        return QUIET[kind]
+    if y == 0 or math.isinf(x):
+        return sign | infinity(kind, False)
+    if x == 0 or math.isinf(y):
+        return sign
+    return round_fraction(Fraction(x) / Fraction(y), kind) | sign
+
+
 def minimum(kind: str, a: int, b: int, largest: bool) -> int:
     for bits in (a, b):
         if is_signalling(bits, kind):

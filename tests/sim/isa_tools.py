@@ -40,7 +40,7 @@ kernel:
         .amdhsa_group_segment_fixed_size {lds}
         .amdhsa_private_segment_fixed_size {private}
         .amdhsa_system_sgpr_private_segment_wavefront_offset {uses_private}
-        .amdhsa_next_free_vgpr 256
+        .amdhsa_next_free_vgpr {vgprs}
         .amdhsa_next_free_sgpr 96
         .amdhsa_float_round_mode_32 {round32}
         .amdhsa_float_round_mode_16_64 {round64}
@@ -61,7 +61,7 @@ amdhsa.kernels:
     .private_segment_fixed_size: {private}
     .wavefront_size: 64
     .sgpr_count: 96
-    .vgpr_count: 256
+    .vgpr_count: {vgprs}
     .max_flat_workgroup_size: 1024
     .args:
 {args}
@@ -69,6 +69,7 @@ amdhsa.kernels:
     .end_amdgpu_metadata
 """
 DEFAULTS = {
+    "vgprs": 256,
     "lds": 0,
     "private": 0,
     "round32": 0,
@@ -98,8 +99,8 @@ def run(*command: str, text: str = "") -> str:
     return result.stdout
 
 
-def assemble(body: str, pointers: int = 2, **settings: int) -> bytes:
-    """The code object of one kernel with this body and so many pointers."""
+def kernel_source(body: str, pointers: int = 2, **settings: int) -> str:
+    """Assembly of one kernel with this body and so many pointers."""
     values = {**DEFAULTS, **settings}
     values["uses_private"] = int(values["private"] > 0)
     args = "".join(
@@ -107,16 +108,27 @@ def assemble(body: str, pointers: int = 2, **settings: int) -> bytes:
         " .address_space: global }\n"
         for i in range(pointers)
     )
-    source = KERNEL.format(body=body, kernarg=8 * pointers, args=args, **values)
+    return KERNEL.format(body=body, kernarg=8 * pointers, args=args, **values)
+
+
+def link(*sources: str) -> bytes:
+    """The code object of these assembly files, each assembled on its own."""
     with tempfile.TemporaryDirectory() as folder:
-        parts = [str(Path(folder) / name) for name in ("a.s", "a.o", "a.co")]
-        Path(parts[0]).write_text(source)
-        run(
-            *(tool("llvm-mc"), *TARGET, "-mattr=+sramecc,-xnack", "-filetype=obj"),
-            *("-o", parts[1], parts[0]),
-        )
-        run(tool("ld.lld"), "-shared", "-o", parts[2], parts[1])
-        return Path(parts[2]).read_bytes()
+        objects = [str(Path(folder) / f"{i}.o") for i in range(len(sources))]
+        for source, target in zip(sources, objects):
+            run(
+                *(tool("llvm-mc"), *TARGET, "-mattr=+sramecc,-xnack"),
+                *("-filetype=obj", "-o", target, "-"),
+                text=source,
+            )
+        linked = Path(folder) / "a.co"
+        run(tool("ld.lld"), "-shared", "-o", str(linked), *objects)
+        return linked.read_bytes()
+
+
+def assemble(body: str, pointers: int = 2, **settings: int) -> bytes:
+    """The code object of one kernel with this body and so many pointers."""
+    return link(kernel_source(body, pointers, **settings))
 
 
 def assemble_words(words: Iterable[int]) -> bytes:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,7 @@ GLOBAL void move(job j)
     for (long i = 0; i < j.count; i++) { j.out[i] = j.in[i] + 1.0f; }
 }
 GLOBAL void idle() {}
+GLOBAL void forever(volatile int *out) { for (;;) { *out = 1; } }
 typedef int __attribute__((aligned(1))) any_int;
 GLOBAL void odd(int *out, const char *in) { *out = *(const any_int *)(in + 1); }
 GLOBAL void add(long *out, long first, int second) { *out = first + second; }
@@ -134,6 +137,17 @@ def test_run_treats_a_file_named_twice_as_one_buffer(run, folder):
     assert (folder / "out" / "a.npy").read_bytes().endswith(float_bytes(2, 4, 6, 8))
 
 
+def test_run_writes_a_link_under_its_own_name(run, folder):
+    (folder / "link.npy").symlink_to("a.npy")
+    both = scale_arguments(buffer="link.npy", access="rw")
+    code, _, err = run("scale", both)
+    assert (code, err) == (0, "")
+    written = [p.name for p in (folder / "out").iterdir()]
+    assert written == ["link.npy"]  # and still one buffer with its target
+    data = (folder / "out" / "link.npy").read_bytes()
+    assert data.endswith(float_bytes(0.5, 1, 1.5, 2))
+
+
 def test_run_takes_raw_files_and_wide_numbers(run, folder):
     (folder / "raw.bin").write_bytes(bytes(8))
     out = {"buffer": "raw.bin", "access": "rw"}
@@ -211,6 +225,7 @@ def test_run_refuses_a_pointer_outside_its_struct(run):
         (npy(bytes(16), "'<f4'", "(2, 2)", fortran="True"), "Fortran order"),
         (npy(bytes(16), "'|O'", "(2,)"), "dtype"),
         (npy(bytes(16), "[('a', '<f4')]", "(4,)"), "dtype"),
+        (npy(bytes(16), "'>f4'", "(4,)"), "little-endian"),
         (npy(bytes(12), "'<f4'", "(2, 2)"), "expected"),
         (npy(bytes(20), "'<f4'", "(2, 2)"), "expected"),
         (npy(bytes(16), "'<f4'", "(99999999999, 99999999999)"), "expected"),
@@ -291,7 +306,7 @@ def test_run_refuses_an_unknown_kernel(run):
 def test_info_prints_a_table_or_json(folder, capsys):
     code, out, _ = command(capsys, "info", folder / "k.co")
     assert code == 0
-    assert "amdgcn-amd-amdhsa--gfx906:sramecc+:xnack-, code object v5, 5 kernels" in out
+    assert "amdgcn-amd-amdhsa--gfx906:sramecc+:xnack-, code object v5, 6 kernels" in out
     code, text, _ = command(capsys, "info", folder / "k.co", "--json")
     facts = json.loads(text)
     assert code == 0 and facts == hipsim.object_info(folder / "k.co")
@@ -320,7 +335,7 @@ def test_disasm_prints_and_counts_instructions(compile_hip, folder, capsys):
     assert list(counts.values()) == sorted(counts.values(), reverse=True)
     code, out, _ = command(capsys, "disasm", folder / "k.co")
     names = [line[:-1] for line in out.splitlines() if line[0] != " "]
-    assert sorted(names) == ["add", "idle", "move", "odd", "scale"]
+    assert sorted(names) == ["add", "forever", "idle", "move", "odd", "scale"]
 
 
 def test_disasm_is_for_gfx906_alone(compile_hip, folder, capsys):
@@ -354,6 +369,61 @@ def test_module_is_a_command_with_exit_codes(folder):
     assert call("info", folder / "a.npy").returncode == 2
     assert call().returncode == 2
     assert "run" in call("--help").stdout
+
+
+def start(folder, *words: object) -> subprocess.Popen[str]:
+    """The command in a process of its own that Ctrl-C reaches."""
+    script = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from hipsim.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+    root = Path(hipsim.__file__).resolve().parents[1]
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(root), "HIPSIM_THREADS": "2"},
+    )
+
+
+RUN = ("--block", "64,1,1", "--args", "args.json", "--out", "out")
+
+
+@pytest.mark.parametrize("name", ["pipe.npy", "pipe.bin"])
+def test_run_refuses_a_pipe_at_once(folder, name):
+    os.mkfifo(folder / name)
+    arguments = scale_arguments()
+    arguments[1]["buffer"] = name
+    (folder / "args.json").write_text(json.dumps(arguments))
+    with start(folder, "run", "k.co", "scale", "--grid", "1,1,1", *RUN) as process:
+        try:
+            _, err = process.communicate(timeout=10)
+        finally:
+            process.kill()
+    assert process.returncode == 2
+    assert f"{name}: not a regular file" in err and err.count("\n") == 1
+
+
+def test_ctrl_c_ends_an_endless_kernel(folder):
+    argument = {"buffer": "o.npy", "access": "w"}
+    (folder / "args.json").write_text(json.dumps([argument]))
+    with start(folder, "run", "k.co", "forever", "--grid", "2,1,1", *RUN) as process:
+        try:
+            tasks = Path(f"/proc/{process.pid}/task")
+            give_up = time.monotonic() + 10
+            while len(list(tasks.iterdir())) < 2:  # the launch starts a thread
+                assert process.poll() is None and time.monotonic() < give_up
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=10)
+        finally:
+            process.kill()
+    assert process.returncode == -signal.SIGINT
+    assert not (folder / "out").exists()
 
 
 def test_package_needs_only_the_standard_library(folder):

@@ -276,6 +276,22 @@ def compare(image: bytes) -> None:
     assert count > 50
 
 
+def test_index_instructions_and_traps_read_as_llvm_reads_them() -> None:
+    image = assemble("""
+    s_set_gpr_idx_on s20, gpr_idx(SRC0)
+    s_set_gpr_idx_on 63, gpr_idx(SRC0,SRC1,SRC2,DST)
+    s_set_gpr_idx_on 0, gpr_idx()
+    s_set_gpr_idx_idx vcc_hi
+    s_set_gpr_idx_mode gpr_idx(SRC1,DST)
+    .long 0xbf9d0013
+    s_set_gpr_idx_off
+    s_trap 3
+    s_endpgm""")
+    theirs = objdump(image)["kernel"]
+    got = ours(image)["kernel"]
+    assert len(got) >= 9 and all(theirs[at] == text for at, text in got.items())
+
+
 def test_opcodes_are_unique_in_each_list() -> None:
     for path in SIM.glob("*.def"):
         found = collections.Counter(

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 
 import isa_model as m
+import isa_tools
 import pytest
 from vector_runner import ALL, LANES, Case, random_exec, random_rows, run_cases
 
@@ -90,6 +91,26 @@ def test_narrow_loads_extend_or_keep_the_other_half(where: str) -> None:
         cases.append(case)
         expected.append([load(row[0], row[3]) for row in case.rows])
     check(cases, expected, lds=1024, private=16)
+
+
+def test_a_register_field_without_meaning_may_hold_anything() -> None:
+    # ds_write_b8 v0, v1 with result v255; ds_read_u8 v1, v0 with data v255.
+    image = isa_tools.assemble(
+        """    s_load_dwordx2 s[0:1], s[4:5], 0x0
+    v_add_u32 v1, 5, v0
+    .long 0xd83c0000, 0xff000100
+    .long 0xd8740000, 0x0100ff00
+    s_waitcnt lgkmcnt(0)
+    global_store_byte v0, v1, s[0:1]
+    s_endpgm""",
+        pointers=1,
+        vgprs=4,
+        lds=64,
+    )
+    out = bytearray(LANES)
+    with hipsim.Module(image) as module:
+        module.kernel("kernel").launch((1, 1, 1), (64, 1, 1), [hipsim.Buffer(out)])
+    assert list(out) == [lane + 5 for lane in range(LANES)]
 
 
 @pytest.mark.parametrize("where", ["ds", "global"])

@@ -290,6 +290,11 @@ def test_control_flow_calls_and_mode() -> None:
     ("body", "report"),
     [
         ("s_trap 2", "trap"),
+        ("s_trap 1", "trap"),
+        ("s_set_gpr_idx_on 250, gpr_idx(SRC0)\n v_mov_b32 v0, v6", "VGPR beyond"),
+        ("s_set_gpr_idx_on 250, gpr_idx(DST)\n v_mov_b32 v6, v0", "VGPR beyond"),
+        ("s_set_gpr_idx_on 1, gpr_idx(SRC0)\n v_readlane_b32 s0, v6, s1",
+         "not simulated"),
         ("s_movrels_b32 s0, s1", "instruction"),
         ("1: s_branch 1b", "budget"),
         ("s_mov_b32 s0, 0\n s_mov_b32 s1, 0\n s_setpc_b64 s[0:1]", "jump"),

@@ -12,6 +12,7 @@ import random
 import re
 import struct
 
+import isa_tools
 import pytest
 
 import hipsim
@@ -131,12 +132,15 @@ def test_bundle_gives_its_gfx906_entry(compile_hip):
             (triple + "gfx906", general),
             (triple + "gfx906:sramecc+:xnack-", exact),
             (triple + "gfx906:sramecc-:xnack-", b"not this one"),
+            (triple + "gfx906:sramecc+:xnack+", b"nor this one"),
         ]
     )
     assert hipsim.object_info(bundle) == hipsim.object_info(exact)
     hipsim.Module(bundle).close()
-    general_only = make_bundle([(triple + "gfx906", general)])
-    assert hipsim.object_info(general_only) == hipsim.object_info(general)
+    opposite = (triple + "gfx906:sramecc-:xnack+", exact)
+    general_first = make_bundle([opposite, (triple + "gfx906", general)])
+    assert hipsim.object_info(general_first) == hipsim.object_info(general)
+    hipsim.Module(make_bundle([("hipv4-amdgcn", other), opposite])).close()
 
 
 def make_bundle(entries: list[tuple[str, bytes]]) -> bytes:
@@ -157,13 +161,13 @@ def test_bundle_of_the_compiler_is_read(compile_hip):
 
 
 @pytest.mark.parametrize(
-    "entry", ["gfx1100", "gfx906:sramecc-", "gfx906:xnack+", "gfx9060", "gfx90a"]
+    "entry", ["gfx1100", "gfx1100:xnack-", "gfx9060", "gfx90a", "gfx90a:sramecc+"]
 )
 def test_bundle_without_a_fitting_entry_is_refused_by_name(compile_hip, entry):
     bundle = make_bundle([("hipv4-amdgcn-amd-amdhsa--" + entry, compile_hip(SOURCE))])
     error = load_error(bundle)
     assert error.name == "hipErrorNoBinaryForGpu"
-    assert "gfx906:sramecc+:xnack-" in error.report and entry in error.report
+    assert "no entry for gfx906," in error.report and entry in error.report
 
 
 @pytest.mark.parametrize(
@@ -171,14 +175,38 @@ def test_bundle_without_a_fitting_entry_is_refused_by_name(compile_hip, entry):
     [
         ("gfx1100", "gfx1100"),
         ("gfx90a", "gfx90a"),
-        ("gfx906:sramecc-:xnack-", ":sramecc-"),
-        ("gfx906:sramecc+:xnack+", ":xnack+"),
+        ("gfx908:sramecc+:xnack-", "gfx908"),
     ],
 )
 def test_other_architectures_are_refused_by_name(compile_hip, arch, named):
     error = load_error(compile_hip(SOURCE, arch=arch))
     assert error.name == "hipErrorNoBinaryForGpu"
     assert named in error.report and "gfx906" in error.report
+
+
+@pytest.mark.parametrize("features", ["", ":sramecc-", ":xnack+", ":sramecc-:xnack+"])
+def test_gfx906_runs_whatever_features_it_was_built_for(compile_hip, features):
+    image = compile_hip(SOURCE, arch="gfx906" + features)
+    assert hipsim.object_info(image)["target"].endswith("gfx906" + features)
+    data = bytearray(struct.pack("<100f", *range(100)))
+    with hipsim.Module(image) as module:
+        module.kernel("turn").launch((1, 1, 1), (100, 1, 1), [hipsim.Buffer(data)])
+    out = struct.unpack("<100f", data)
+    assert list(out) == list(range(99, -1, -1))
+
+
+def test_kernels_of_all_linked_files_are_found():
+    first = isa_tools.kernel_source("    s_endpgm", pointers=0)
+    second = isa_tools.kernel_source("    s_endpgm", pointers=1, lds=64)
+    second = re.sub(r"\bkernel\b", "second", second)
+    image = isa_tools.link(first, second)  # a note from each
+    facts = {k["name"]: k for k in hipsim.object_info(image)["kernels"]}
+    assert sorted(facts) == ["kernel", "second"]
+    assert [len(facts[k]["args"]) for k in ("kernel", "second")] == [0, 1]
+    with hipsim.Module(image) as module:
+        module.kernel("kernel").launch((1, 1, 1), (64, 1, 1), [])
+        buffer = hipsim.Buffer(bytearray(8))
+        module.kernel("second").launch((1, 1, 1), (64, 1, 1), [buffer])
 
 
 def patched(image: bytes, offset: int, data: bytes) -> bytes:
