@@ -21,7 +21,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,9 @@ from .products import (
     Entry,
     GateError,
     Variant,
+    build_targets,
     current,
     product_path,
-    record,
     sha256,
     source_hash,
     variants,
@@ -199,20 +198,16 @@ def build_code_objects(
         BuildError: no compiler, or a bad name.
     """
     archs, may_skip = wanted_archs(environ)
-    made: dict[str, Entry] = {}
     if archs:
         clang = find_clang(environ)
         archs = usable_archs(clang, archs, may_skip, report)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            results = pool.map(
-                lambda arch: _build_one(arch, clang, out, library, sources), archs
-            )
-            for arch, (entry, fresh) in zip(archs, results):
-                made[arch] = entry
-                state = "built" if fresh else "unchanged"
-                report(f"{product_path(out, arch).name} {state}: {entry['compiler']}")
-    record(out, sources, made)
-    return made
+    return build_targets(
+        out,
+        sources,
+        archs,
+        lambda arch: _build_one(arch, clang, out, library, sources),
+        report,
+    )
 
 
 _COLUMNS = (

@@ -15,6 +15,8 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +122,26 @@ def record(out: Path, sources: Path, made: dict[str, Entry]) -> None:
         del manifest[target]
     data = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
     write_atomically(out / MANIFEST, data.encode())
+
+
+def build_targets(
+    out: Path,
+    sources: Path,
+    targets: Iterable[str],
+    build_one: Callable[[str], tuple[Entry, bool]],
+    report: Callable[[str], None],
+) -> dict[str, Entry]:
+    """Builds every target, on all cores, and records them in the manifest.
+
+    build_one(target) gives the manifest's entry and whether anything was built.
+    """
+    made: dict[str, Entry] = {}
+    targets = list(targets)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for target, (entry, fresh) in zip(targets, pool.map(build_one, targets)):
+            made[target] = entry
+            state = "built" if fresh else "unchanged"
+            name = product_path(out, target).name
+            report(f"{name} {state}: {entry['compiler']}")
+    record(out, sources, made)
+    return made

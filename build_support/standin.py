@@ -13,7 +13,6 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .compilers import run
@@ -22,9 +21,9 @@ from .products import (
     BuildError,
     Entry,
     GateError,
+    build_targets,
     current,
     product_path,
-    record,
     sha256,
     source_hash,
     write_atomically,
@@ -106,17 +105,13 @@ def build_standin(
     nvcc = find_nvcc(environ)
     version = run([str(nvcc), "--version"]).stdout.strip().splitlines()
     line = f"nvcc {version[-1]}" if version else "nvcc"
-    made: dict[str, Entry] = {}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = pool.map(
-            lambda target: _build_one(target, nvcc, line, out, sources), TARGETS
-        )
-        for target, (entry, fresh) in zip(TARGETS, results):
-            made[target] = entry
-            state = "built" if fresh else "unchanged"
-            report(f"{product_path(out, target).name} {state}: {line}")
-    record(out, sources, made)
-    return made
+    return build_targets(
+        out,
+        sources,
+        TARGETS,
+        lambda target: _build_one(target, nvcc, line, out, sources),
+        report,
+    )
 
 
 def table(made: Mapping[str, Entry]) -> str:

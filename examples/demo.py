@@ -208,7 +208,7 @@ def main() -> int:
         bar.update()
     bar.close()
     for block in model.blocks:
-        block.attention.half = True  # both runs: attention in fp16
+        block.attention.in_fp16 = True  # both runs: attention in fp16
 
     prompt = tokenizer.encode(PROMPT)
     stock, fused = Run("stock"), Run(ARCH)

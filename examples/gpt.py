@@ -42,7 +42,7 @@ class Config:
 class Attention(nn.Module):
     """Causal self-attention with one fused projection for q, k and v.
 
-    With `half` set, attention itself runs in fp16 and the projections stay in
+    With `in_fp16` set, attention itself runs in fp16 and the projections stay in
     the parameters' dtype: CPUs multiply fp16 matrices very slowly.  On a GPU
     one would call model.half() instead.
     """
@@ -50,7 +50,7 @@ class Attention(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.heads = config.heads
-        self.half = False
+        self.in_fp16 = False
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.out = nn.Linear(config.width, config.width)
 
@@ -58,7 +58,7 @@ class Attention(nn.Module):
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.heads, -1)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, S, D), a view
-        if self.half:
+        if self.in_fp16:
             q, k, v = q.half(), k.half(), v.half()
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True).to(x.dtype)
         return self.out(y.transpose(1, 2).reshape(batch, length, width))
