@@ -52,7 +52,10 @@ demo: build
 test: build ctest
 	@OMP_NUM_THREADS=1 HIPSIM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) $(PYTEST)
 
-ctest: build
+# The sanitizers of the C tests stay out of the extension, which Python loads.
+ctest: $(VENV)/.installed
+	@mkdir -p build
+	@FA_SANITIZE= $(PY) setup.py -q build_ext --inplace
 	@$(MAKE) --no-print-directory -C tests/c
 
 kernels: build
@@ -86,6 +89,7 @@ format: $(READY)
 
 clean:
 	rm -rf build dist *.egg-info flash_attn_rocm/_code
+	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	rm -f flash_attn_rocm/*.so hipsim/*.so
 
 distclean: clean

@@ -130,7 +130,7 @@ class BuildAll(build_ext):
         if not self.inplace:  # a wheel holds what FA_ARCHS says, not what it once said
             shutil.rmtree(code, ignore_errors=True)
         try:
-            build_code_objects(code, root / "hipsim" / "libhipsim.so", print)
+            build_code_objects(code, root / "hipsim" / "libhipsim.so", report_news)
         except BuildError as error:
             raise PlatformError(str(error)) from None
 
@@ -164,6 +164,9 @@ class BuildAll(build_ext):
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(compile_one, ext.sources))
+        # By dates alone, objects of other flags that are older than the library that
+        # lies there would not be linked again.
+        self.compiler.force = True
         self.compiler.link_shared_object(
             objects,
             self.get_ext_fullpath(ext.name),
@@ -171,6 +174,11 @@ class BuildAll(build_ext):
             extra_postargs=ext.extra_link_args,
             build_temp=self.build_temp,
         )
+
+
+def report_news(line: str) -> None:
+    if " unchanged: " not in line:
+        print(line)
 
 
 def check_toolchain(compiler: str) -> None:

@@ -125,16 +125,16 @@ def draw(path: pathlib.Path, losses: list[float], stock: Run, fused: Run) -> Non
     middle.hist(exponents.numpy(), bins=60, color="tab:blue")
     middle.set(
         title=f"logits, stock and {ARCH}",
-        xlabel="log10 of the difference",
+        xlabel="log10 of the difference (equal logits: -9)",
         yticks=[],
     )
-    right.plot([n / 1e6 for n in fused.instructions], color="tab:green")
+    right.plot([n / 1e3 for n in fused.instructions], color="tab:green")
     right.set(
         title="attention of one new token",
         xlabel="token",
-        ylabel="million wave instructions",
+        ylabel="thousand wave instructions",
     )
-    right.set_ylim(bottom=0)
+    right.set_ylim(0, 1.1 * max(fused.instructions) / 1e3)
     for axis in (left, middle, right):
         axis.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
@@ -167,12 +167,20 @@ def parse_arguments() -> argparse.Namespace:
         "--temperature", type=float, default=0.5, help="0 is greedy, default 0.5"
     )
     parser.add_argument(
-        "--picture", type=pathlib.Path, default=ROOT / "build" / "demo.png"
+        "--picture",
+        type=pathlib.Path,
+        default=ROOT / "build" / "demo.png",
+        help="default build/demo.png",
     )
     parser.add_argument("--json", type=pathlib.Path, help="write the figures here")
     options = parser.parse_args()
-    options.steps = options.steps or (20 if options.quick else 240)
-    options.tokens = options.tokens or (12 if options.quick else 120)
+    if options.steps is None:
+        options.steps = 20 if options.quick else 240
+    if options.tokens is None:
+        options.tokens = 12 if options.quick else 120
+    for name in ("steps", "tokens"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name}: expected at least 1")
     return options
 
 

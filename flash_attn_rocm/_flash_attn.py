@@ -38,7 +38,9 @@ _DEVICE_WORDS = {
         "no AMD GPU has run these kernels yet; set FLASH_ATTN_ROCM_UNTESTED=1 to be "
         "the first"
     ),
-    Reason.CODE_OBJECT: "no code object for this architecture; run `make kernels`",
+    Reason.CODE_OBJECT: (
+        "no code object for this architecture; install again with FA_ARCHS naming it"
+    ),
 }
 
 

@@ -32,7 +32,8 @@ def missing_for(arch: str) -> str | None:
         there = ", ".join(found) or "none"
         return (
             f"arch: no code object for {arch} in {config.code_dir} (found: {there}); "
-            "build it with `make kernels`"
+            f"build it with `make kernels` in a source tree, or install again with "
+            f"FA_ARCHS={arch}"
         )
     library = simulator_path()
     if not os.path.isfile(library):

@@ -75,7 +75,10 @@ _WHY = {
     Reason.EMPTY: "an input is empty",
     Reason.SIZE: "a size is above a launch limit",
     Reason.STRIDE: "the last dimension is not contiguous",
-    Reason.DEVICE: "nothing here runs kernels for these devices",
+    Reason.DEVICE: (
+        "no kernels run on this device (CPU tensors: inside simulate(), or with "
+        "FLASH_ATTN_ROCM_DEVICE=sim)"
+    ),
     Reason.UNTESTED: "an AMD GPU needs FLASH_ATTN_ROCM_UNTESTED=1",
     Reason.CODE_OBJECT: "no code object for this architecture",
     Reason.FAILED: "the fused call failed; the log has the error",

@@ -63,17 +63,27 @@ def _lds_bytes(text: str) -> int:
 
 def _check_level(text: str) -> int:
     if text not in ("0", "1"):
-        raise argparse.ArgumentTypeError(
-            f"expected 0 or 1 (level 2 does not exist yet), got {text!r}"
-        )
+        raise argparse.ArgumentTypeError(f"expected 0 or 1, got {text!r}")
     return int(text)
+
+
+_ARGUMENTS_HELP = """\
+A.json lists the kernel's arguments in their order:
+  [{"buffer": "y.npy", "access": "rw"}, {"buffer": "x.npy", "access": "r"},
+   {"f32": 2.0}, {"i32": 100}]
+Also {"i64": 5}, {"bytes": "00ff"} and, for a struct by value with pointers in it,
+{"struct": "00..", "pointers": [{"offset": 0, "buffer": "a.npy", "access": "rw"}]}.
+Paths are relative to A.json.
+"""
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="hipsim", description="Inspects AMD code objects; runs gfx906 ones."
     )
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(
+        dest="command", metavar="{info,disasm,run}", required=True
+    )
 
     info = commands.add_parser("info", help="what is in a code object")
     info.add_argument("object", type=Path, metavar="OBJ")
@@ -88,7 +98,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     disasm.set_defaults(run=_disasm)
 
-    run = commands.add_parser("run", help="run a kernel on files (gfx906)")
+    run = commands.add_parser(
+        "run",
+        help="run a kernel on files (gfx906)",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_ARGUMENTS_HELP,
+    )
     run.add_argument("object", type=Path, metavar="OBJ")
     run.add_argument("kernel", metavar="KERNEL")
     run.add_argument(
@@ -102,7 +117,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--args", type=Path, metavar="A.json", help="kernel arguments")
     run.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder for written buffers"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for written buffers; needed if a buffer is writable",
     )
     run.add_argument(
         "--check", type=_check_level, metavar="0/1", help="check level (HIPSIM_CHECK)"
@@ -117,7 +135,7 @@ def _info(options: argparse.Namespace) -> int:
         print(json.dumps(facts, indent=2))
         return 0
     target = facts["target"] or facts["arch"]
-    print(f"{target}, code object v{facts['abi']}, {len(facts['kernels'])} kernels")
+    print(f"{target}, code object v{facts['abi']}, {len(facts['kernels'])} kernel(s)")
     width = max([6, *(len(k["name"]) for k in facts["kernels"])])
     print(f"{'kernel':{width}}" + "".join(f"{title:>9}" for _, title in _COLUMNS))
     for kernel in facts["kernels"]:

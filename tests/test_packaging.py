@@ -166,6 +166,21 @@ def test_wheel_holds_no_code_object_of_an_earlier_build(tree):
     assert not stale.exists()
 
 
+def test_a_build_with_other_flags_replaces_the_libraries(tree):
+    ask = "from flash_attn_rocm import _C; print(_C.build_info()['debug'])"
+    answers = []
+    for debug in ("1", "0"):  # the objects of the second are older than the first's
+        build = ("setup.py", "-q", "build_ext", "--inplace")
+        text, code = run(
+            sys.executable, *build, cwd=tree, FA_ARCHS="none", FA_DEBUG=debug
+        )
+        assert code == 0, text
+        text, code = run(sys.executable, "-c", ask, cwd=tree, PYTHONPATH=str(tree))
+        assert code == 0, text
+        answers.append(text.split()[-1])
+    assert answers == ["True", "False"]
+
+
 def test_missing_kernel_compiler_is_one_sentence(tree):
     output, code = build_ext(tree, FA_ARCHS="gfx906", FA_CLANG="/no/such/clang")
     assert code == 1 and "Traceback" not in output

@@ -264,7 +264,7 @@ def test_run_refuses_two_outputs_of_one_name(run, folder):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--check", "2"], "level 2 does not exist yet"),
+        (["--check", "2"], "expected 0 or 1"),
         (["--grid", "1,1"], "expected X,Y,Z"),
         (["--grid", "1,1,-1"], "expected X,Y,Z"),
         (["--block", "a,1,1"], "expected X,Y,Z"),
