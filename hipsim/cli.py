@@ -135,7 +135,9 @@ def _info(options: argparse.Namespace) -> int:
         print(json.dumps(facts, indent=2))
         return 0
     target = facts["target"] or facts["arch"]
-    print(f"{target}, code object v{facts['abi']}, {len(facts['kernels'])} kernel(s)")
+    count = len(facts["kernels"])
+    noun = "kernel" if count == 1 else "kernels"
+    print(f"{target}, code object v{facts['abi']}, {count} {noun}")
     width = max([6, *(len(k["name"]) for k in facts["kernels"])])
     print(f"{'kernel':{width}}" + "".join(f"{title:>9}" for _, title in _COLUMNS))
     for kernel in facts["kernels"]:
