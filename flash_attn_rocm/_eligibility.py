@@ -299,7 +299,8 @@ def reason_of(*args: Any, **kwargs: Any) -> Reason:
     try:
         return route(lambda *_: Reason.FAILED, *args, **kwargs)
     except Exception:
-        # A strided nested tensor has no shape and so raises.
+        # Not lost: the stock function gets the same arguments and raises its own
+        # error, or serves them. A strided nested tensor has no shape and so raises.
         tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
         nested = any(t.is_nested for t in tensors)
         return Reason.NESTED if nested else Reason.ARGUMENT

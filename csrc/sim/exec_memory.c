@@ -145,7 +145,8 @@ static uint64_t combine(unsigned op, uint64_t m, uint64_t a, uint64_t b)
     }
 }
 
-/* Compare-exchange until no other thread was in between. */
+/* Compare-exchange until no other thread was in between. One function for each
+ * width, since the host's atomics take the width from the type. */
 static uint64_t atomic32(unsigned op, uint8_t *at, uint64_t a, uint64_t b)
 {
     uint32_t *word = (uint32_t *)(void *)at;
