@@ -137,7 +137,7 @@ def take_text(text: ctypes.c_void_p) -> str:
 
 
 def set_option(name: str, value: int) -> None:
-    """Sets "check", "threads", "cpu" or "budget" for the whole process."""
+    """Sets an option of hipsim.h ("check", "threads", ...) for the whole process."""
     check(load().hipsimSetOption(name.encode(), value))
 
 

@@ -20,7 +20,7 @@
  * small negative halves, no valid address. */
 #define POISON 0x7fa5a5a5u
 
-/* Instructions after which the next wave of a workgroup has its turn. */
+/* Instructions after which the next wave has its turn. */
 enum { SLICE = 10000 };
 
 /* kernel_code_properties: which user SGPRs the kernel asks for, in order. */
@@ -131,6 +131,9 @@ sim_group *sim_group_create(const sim_dispatch *dispatch)
         g->waves[i].index = i;
         g->waves[i].group = g;
     }
+    if (!watch_create(g)) {
+        goto fail;
+    }
     return g;
 
 fail:
@@ -143,6 +146,7 @@ void sim_group_free(sim_group *group)
     if (group == NULL) {
         return;
     }
+    watch_free(group);
     free(group->waves);
     free(group->registers);
     free(group->lds);
@@ -294,8 +298,9 @@ static void valu_indexed(wave *w, const isa_row *row)
     }
 }
 
-/* Runs one wave until it waits, ends, faults or has had its slice. */
-static void run_wave(wave *w)
+/* Runs one wave until it waits, ends, faults or has had its slice. Two
+ * functions are made of this one, since most runs are not watched. */
+static inline void run_slice(wave *w, uint32_t slice, const bool watched)
 {
     sim_group *g = w->group;
     const sim_code *code = g->dispatch->code;
@@ -305,7 +310,7 @@ static void run_wave(wave *w)
     if (budget == 0) {
         budget = UINT64_MAX;
     }
-    for (unsigned n = 0; n < SLICE && w->state == WAVE_RUNNING; n++) {
+    for (uint32_t n = 0; n < slice && w->state == WAVE_RUNNING; n++) {
         if (w->pc >= code->count) {
             w->row = NULL;
             exec_fault_at(w, SIM_FAULT_PC, 0, code->address + 4 * w->pc, 4, "");
@@ -321,6 +326,14 @@ static void run_wave(wave *w)
         if (g->executed == budget) {
             exec_fault(w, SIM_FAULT_BUDGET, "");
             return;
+        }
+        if (watched) {
+            if (4 * (row - code->row) == g->dispatch->skip) {
+                continue;
+            }
+            if (!watch_issue(w, row)) {
+                return;
+            }
         }
         g->executed++;
         switch (row->issue) {
@@ -353,33 +366,92 @@ static void run_wave(wave *w)
     }
 }
 
-/* Runs all waves to the workgroup's end: each to its next barrier in turn, or
- * for a slice, so that a wave may spin until another one has stored a flag.
- * Waves that have ended no longer count at a barrier, as on the hardware. */
+static void run_wave(wave *w, uint32_t slice)
+{
+    run_slice(w, slice, false);
+}
+
+static void run_watched(wave *w, uint32_t slice)
+{
+    run_slice(w, slice, true);
+}
+
+/* splitmix64 */
+static uint64_t next_random(uint64_t *state)
+{
+    uint64_t x = *state += UINT64_C(0x9e3779b97f4a7c15);
+
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
+}
+
+/* The wave to run now, or NULL if none can, and for how many instructions: in
+ * turn and for long, so that a wave may spin until another one has stored a
+ * flag; or with a seed any one, for 1 to 2^k instructions, k from 0 to 11. */
+static wave *next_wave(sim_group *g, uint32_t *slice)
+{
+    uint32_t running = 0, skip = 0;
+
+    *slice = SLICE;
+    if (g->dispatch->seed != 0) {
+        for (uint32_t i = 0; i < g->active; i++) {
+            running += g->waves[i].state == WAVE_RUNNING;
+        }
+        if (running == 0) {
+            return NULL;
+        }
+        uint64_t random = next_random(&g->random);
+        skip = (uint32_t)(random >> 32) % running;
+        *slice =
+            1 + ((uint32_t)random & ((1u << (random >> 20 & 0xfff) % 12) - 1u));
+        g->turn = g->active - 1;
+    }
+    for (uint32_t i = 0; i < g->active; i++) {
+        g->turn = g->turn + 1 < g->active ? g->turn + 1 : 0;
+        if (g->waves[g->turn].state == WAVE_RUNNING && skip-- == 0) {
+            return &g->waves[g->turn];
+        }
+    }
+    return NULL;
+}
+
+/* Lets the waves at the barrier go on; false if none is there. Waves that
+ * have ended no longer count at a barrier, as on the hardware. */
+static bool release_barrier(sim_group *g)
+{
+    bool waiting = false;
+
+    for (uint32_t i = 0; i < g->active; i++) {
+        waiting |= g->waves[i].state == WAVE_BARRIER;
+    }
+    if (!waiting || (g->watched && !watch_barrier(g))) {
+        return waiting;
+    }
+    for (uint32_t i = 0; i < g->active; i++) {
+        if (g->waves[i].state == WAVE_BARRIER) {
+            g->waves[i].state = WAVE_RUNNING;
+        }
+    }
+    return true;
+}
+
+/* Runs all waves to the workgroup's end. */
 static bool run_waves(sim_group *g)
 {
-    for (;;) {
-        bool waiting = false, running = false;
+    uint32_t slice;
 
-        for (uint32_t i = 0; i < g->active; i++) {
-            wave *w = &g->waves[i];
-            run_wave(w);
+    for (;;) {
+        wave *w = next_wave(g, &slice);
+        if (w != NULL) {
+            (g->watched ? run_watched : run_wave)(w, slice);
             if (w->state == WAVE_FAULT) {
                 return false;
             }
-            waiting |= w->state == WAVE_BARRIER;
-            running |= w->state == WAVE_RUNNING;
-        }
-        if (running) {
-            continue;
-        }
-        if (!waiting) {
+        } else if (!release_barrier(g)) {
             return true;
-        }
-        for (uint32_t i = 0; i < g->active; i++) {
-            if (g->waves[i].state == WAVE_BARRIER) {
-                g->waves[i].state = WAVE_RUNNING;
-            }
+        } else if (g->fault->kind != SIM_FAULT_NONE) {
+            return false;
         }
     }
 }
@@ -403,6 +475,11 @@ bool sim_group_run(sim_group *group, const sim_dispatch *dispatch,
     group->executed = 0;
     group->misaligned = 0;
     memset(group->seen, 0, sizeof group->seen);
+    group->random =
+        dispatch->seed ^
+        (((uint64_t)id[2] * dispatch->groups[1] + id[1]) * dispatch->groups[0] +
+         id[0]) *
+            UINT64_C(0xd1342543de82ef95);
     group->active =
         (uint32_t)(((uint64_t)size[0] * size[1] * size[2] + SIM_LANES - 1) /
                    SIM_LANES);
@@ -411,8 +488,15 @@ bool sim_group_run(sim_group *group, const sim_dispatch *dispatch,
     for (uint32_t i = 0; i < group->active; i++) {
         start_wave(&group->waves[i], size);
     }
+    group->turn = group->active - 1;
+    if (group->watched) {
+        watch_start(group);
+    }
     bool done = run_waves(group);
 
+    if (group->watched) {
+        watch_end(group, done);
+    }
     stats->wave_instructions += group->executed;
     stats->waves += group->active;
     stats->workgroups++;

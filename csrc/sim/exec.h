@@ -11,6 +11,7 @@
 #define HIPSIM_EXEC_H
 
 #include "isa.h"
+#include "watch.h"
 
 typedef union lane {
     uint32_t u;
@@ -57,6 +58,11 @@ struct sim_group {
     sim_region seen[2];    /* last region hit: reads, writes */
     uint64_t executed;
     uint64_t misaligned;
+    uint32_t turn;   /* wave that ran last */
+    uint64_t random; /* state of the random order, if there is one */
+    bool watched;    /* by one of these two, NULL otherwise */
+    struct sim_check *check;
+    struct sim_profile *profile;
     sim_fault *fault;
 };
 

@@ -49,6 +49,27 @@ static bool find_lanes(wave *w, uint64_t exec, const lane *base,
     return true;
 }
 
+/* Tells the watchers of one access; false if the wave was stopped. */
+static bool watch_lanes(wave *w, const isa_row *row, uint64_t exec,
+                        const uint32_t at[SIM_LANES], unsigned reg)
+{
+    const isa_info *info = &isa_ops[row->op];
+    watch_access access = {
+        .lanes = exec,
+        .bytes = info->bytes,
+        .kind = info->access == M_ATOMIC ? SIM_READ | SIM_WRITE
+                : isa_is_store(info)     ? SIM_WRITE
+                                         : SIM_READ,
+        .space = SPACE_LDS,
+        .reg = reg,
+    };
+
+    for (unsigned l = 0; l < SIM_LANES; l++) {
+        access.at[l] = at[l];
+    }
+    return watch_access_lanes(w, row, &access);
+}
+
 /* `dwords` registers from `reg` on. */
 static void load_rows(wave *w, uint64_t exec, const uint32_t at[SIM_LANES],
                       unsigned reg, unsigned dwords)
@@ -101,6 +122,12 @@ static void two(wave *w, const isa_row *row, const isa_info *info,
         !find_lanes(w, exec, base, second, info->bytes, at[1])) {
         return;
     }
+    if (w->group->watched &&
+        (!watch_lanes(w, row, exec, at[0], load ? row->dst : row->data) ||
+         !watch_lanes(w, row, exec, at[1],
+                      load ? row->dst + dwords : row->data2))) {
+        return;
+    }
     if (load) {
         load_rows(w, exec, at[0], row->dst, dwords);
         load_rows(w, exec, at[1], row->dst + dwords, dwords);
@@ -116,8 +143,7 @@ static void narrow(wave *w, const isa_row *row, const isa_info *info,
 {
     lane *d = w->v + (size_t)row->dst * SIM_LANES;
     const lane *data = w->v + (size_t)row->data * SIM_LANES;
-    bool store = info->access == M_STORE_8 || info->access == M_STORE_16 ||
-                 info->access == M_STORE_8_HI || info->access == M_STORE_16_HI;
+    bool store = isa_is_store(info);
 
     FOR_ACTIVE (l, exec) {
         uint8_t *at = w->group->lds + from[l];
@@ -294,6 +320,11 @@ void exec_lds(wave *w, const isa_row *row)
         break;
     }
     if (!find_lanes(w, exec, base, (uint32_t)row->offset, info->bytes, at)) {
+        return;
+    }
+    bool loads = info->access != M_ATOMIC && !isa_is_store(info);
+    if (w->group->watched &&
+        !watch_lanes(w, row, exec, at, loads ? row->dst : row->data)) {
         return;
     }
     switch (info->access) {

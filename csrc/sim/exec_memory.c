@@ -64,13 +64,6 @@ static void deposit(const place *p, const void *from, uint32_t bytes)
 
 /* ---- registers <-> memory ---------------------------------------------- */
 
-static bool is_store(const isa_info *info)
-{
-    return info->access == M_STORE || info->access == M_STORE_8 ||
-           info->access == M_STORE_16 || info->access == M_STORE_8_HI ||
-           info->access == M_STORE_16_HI;
-}
-
 static uint32_t *reg(wave *w, unsigned number, unsigned l)
 {
     return &w->v[(size_t)number * SIM_LANES + l].u;
@@ -213,7 +206,7 @@ static void access_lane(wave *w, const isa_row *row, const isa_info *info,
 {
     if (info->access == M_ATOMIC) {
         atomic_lane(w, row, info, l, p);
-    } else if (is_store(info)) {
+    } else if (isa_is_store(info)) {
         store_lane(w, row, info, l, p);
     } else {
         load_lane(w, row, info, l, p);
@@ -225,7 +218,7 @@ static void access_lane(wave *w, const isa_row *row, const isa_info *info,
 static uint32_t access_bits(const isa_info *info)
 {
     return info->access == M_ATOMIC ? SIM_READ | SIM_WRITE
-           : is_store(info)         ? SIM_WRITE
+           : isa_is_store(info)     ? SIM_WRITE
                                     : SIM_READ;
 }
 
@@ -239,7 +232,7 @@ static bool global_place(wave *w, const isa_info *info, unsigned l,
         ((need & SIM_WRITE) != 0 &&
          !exec_allowed(w->group, address, bytes, SIM_WRITE))) {
         exec_fault_at(w, SIM_FAULT_ADDRESS, l, address, bytes,
-                      is_store(info) ? "write" : "");
+                      isa_is_store(info) ? "write" : "");
         return false;
     }
     p->kind = PLACE_LINEAR;
@@ -257,6 +250,16 @@ static bool lds_place(wave *w, const isa_info *info, unsigned l,
     p->kind = PLACE_LINEAR;
     p->at = w->group->lds + offset;
     return true;
+}
+
+/* The lane's private byte that `offset` means when the kernel holds `base`
+ * as the wave's scratch address. */
+static uint64_t private_byte(const wave *w, uint64_t base, uint32_t offset)
+{
+    const sim_group *g = w->group;
+    uint64_t own = (uint64_t)(uintptr_t)g->scratch + w->index * g->scratch_wave;
+
+    return (base - own) / SIM_LANES + offset;
 }
 
 /* `base` is what the kernel holds as the wave's scratch address. */
@@ -337,6 +340,44 @@ static void lane_addresses(wave *w, const isa_row *row, uint64_t *address)
     }
 }
 
+/* Tells the watchers where the lanes go, one access per space. */
+static bool watch_flat(wave *w, const isa_row *row, const isa_info *info,
+                       uint64_t exec, const uint64_t *address)
+{
+    uint64_t lanes[3] = {0};
+    watch_access access = {
+        .bytes = info->bytes,
+        .kind = access_bits(info),
+        .reg = isa_is_store(info) || info->access == M_ATOMIC ? row->data
+                                                              : row->dst,
+    };
+
+    for (uint64_t left = exec; left != 0; left &= left - 1) {
+        unsigned l = (unsigned)__builtin_ctzll(left);
+        uint64_t window = address[l] >> 32 << 32;
+        bool flat = row->format == F_FLAT;
+        watch_space space =
+            row->format == F_SCRATCH || (flat && window == APERTURE_PRIVATE)
+                ? SPACE_SCRATCH
+            : flat && window == APERTURE_SHARED ? SPACE_LDS
+                                                : SPACE_GLOBAL;
+        lanes[space] |= UINT64_C(1) << l;
+        access.at[l] = space == SPACE_GLOBAL ? address[l]
+                       : space == SPACE_LDS
+                           ? (uint32_t)address[l]
+                           : private_byte(w, pair(w, SRC_FLAT_SCRATCH),
+                                          (uint32_t)address[l]);
+    }
+    for (unsigned space = 0; space < 3; space++) {
+        access.space = (watch_space)space;
+        access.lanes = lanes[space];
+        if (lanes[space] != 0 && !watch_access_lanes(w, row, &access)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 void exec_flat(wave *w, const isa_row *row)
 {
     const isa_info *info = &isa_ops[row->op];
@@ -349,6 +390,9 @@ void exec_flat(wave *w, const isa_row *row)
     }
     lane_addresses(w, row, address);
     count_misaligned(w, info, exec, address);
+    if (w->group->watched && !watch_flat(w, row, info, exec, address)) {
+        return;
+    }
     fast = row->format != F_SCRATCH && one_region(w, info, exec, address);
     for (uint64_t left = exec; left != 0; left &= left - 1) {
         unsigned l = (unsigned)__builtin_ctzll(left);
@@ -415,7 +459,7 @@ static void raw_buffer_lane(wave *w, const isa_row *row, const isa_info *info,
     }
     if (bytes == info->bytes || bytes == 0) {
         access_lane(w, row, info, l, &p);
-    } else if (is_store(info)) {
+    } else if (isa_is_store(info)) {
         for (unsigned k = 0; k < bytes / 4; k++) {
             word[k] = *reg(w, row->data + k, l);
         }
@@ -426,6 +470,53 @@ static void raw_buffer_lane(wave *w, const isa_row *row, const isa_info *info,
             *reg(w, row->dst + k, l) = word[k];
         }
     }
+}
+
+/* Tells the watchers of the lanes that are within the buffer. A lane that is
+ * partly inside counts for the part. */
+static bool watch_buffer(wave *w, const isa_row *row, const isa_info *info,
+                         const descriptor *buffer, uint32_t soffset,
+                         const uint32_t *index, const uint32_t *voffset)
+{
+    uint64_t partial = 0;
+    watch_access access = {
+        .bytes = info->bytes,
+        .kind = access_bits(info),
+        .space = buffer->scratch ? SPACE_SCRATCH : SPACE_GLOBAL,
+        .reg = row->data,
+    };
+
+    for (uint64_t left = exec_mask(w); left != 0; left &= left - 1) {
+        unsigned l = (unsigned)__builtin_ctzll(left);
+        uint64_t offset = (uint64_t)voffset[l] + (uint32_t)row->offset;
+        uint64_t raw = offset + soffset;
+
+        if (buffer->scratch) {
+            access.at[l] =
+                private_byte(w, buffer->base + soffset, (uint32_t)offset);
+        } else if (buffer->stride != 0) {
+            access.at[l] =
+                buffer->base + raw + (uint64_t)index[l] * buffer->stride;
+            if (index[l] >= buffer->records) {
+                continue;
+            }
+        } else {
+            access.at[l] = buffer->base + raw;
+            if (raw >= buffer->records) {
+                continue;
+            }
+            if (raw + info->bytes > buffer->records) {
+                partial |= UINT64_C(1) << l;
+                continue;
+            }
+        }
+        access.lanes |= UINT64_C(1) << l;
+    }
+    bool good = access.lanes == 0 || watch_access_lanes(w, row, &access);
+    access.bytes = 4;
+    access.lanes = partial;
+    return good && (partial == 0 || info->bytes <= 4 ||
+                    watch_access_lanes(w, row, &access));
 }
 
 void exec_mubuf(wave *w, const isa_row *row)
@@ -448,6 +539,10 @@ void exec_mubuf(wave *w, const isa_row *row)
         if (row->offen) {
             voffset[l] = row->idxen ? v[SIM_LANES + l].u : v[l].u;
         }
+    }
+    if (w->group->watched &&
+        !watch_buffer(w, row, info, &buffer, soffset, index, voffset)) {
+        return;
     }
     for (uint64_t left = exec; left != 0 && w->state == WAVE_RUNNING;
          left &= left - 1) {

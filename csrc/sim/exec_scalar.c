@@ -305,11 +305,20 @@ void exec_smem(wave *w, const isa_row *row)
             exec_fault_at(w, SIM_FAULT_ADDRESS, 0, address, take, "");
             return;
         }
+        if (w->group->watched &&
+            !watch_access_scalar(w, row, address, take, SIM_READ)) {
+            return;
+        }
         memset(&w->s[row->dst], 0, bytes);
         memcpy(&w->s[row->dst], (const void *)(uintptr_t)address, take);
         return;
     }
     bool store = info->access == M_STORE;
+    if (w->group->watched &&
+        !watch_access_scalar(w, row, address, bytes,
+                             store ? SIM_WRITE : SIM_READ)) {
+        return;
+    }
     if (!exec_allowed(w->group, address, bytes, store ? SIM_WRITE : SIM_READ)) {
         exec_fault_at(w, SIM_FAULT_ADDRESS, 0, address, bytes, "");
     } else if (store) {

@@ -80,9 +80,13 @@ HIPSIM_API hipError_t hipsimModuleLoad(hipModule_t *module, const void *image,
  * does not count). */
 HIPSIM_API const char *hipsimLastReport(void);
 
-/* "check" (0..1), "threads" (0 = all cores), "cpu" (0 portable code,
- * 1 best for this host), "budget" (wave instructions per workgroup, 0 none).
- * First read from HIPSIM_CHECK, HIPSIM_THREADS, ... once. */
+/* "check" (0..2), "threads" (0 = all cores), "cpu" (0 portable code,
+ * 1 best for this host), "budget" (wave instructions per workgroup, 0 none),
+ * "seed" (order of the waves, 0 in turn), "dot2" and "ulp" (what is not
+ * documented about v_dot2_f32_f16 and the estimates), "profile" (0..1),
+ * "skip" (leave out the instruction at this offset of the code, -1 none: for
+ * tests that ask whether it was needed). First read from HIPSIM_CHECK,
+ * HIPSIM_THREADS, ... once; HIPSIM_DOT2 and HIPSIM_ULP take words. */
 HIPSIM_API hipError_t hipsimSetOption(const char *name, int64_t value);
 HIPSIM_API hipError_t hipsimGetOption(const char *name, int64_t *value);
 

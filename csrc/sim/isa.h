@@ -225,6 +225,14 @@ static inline bool isa_has_constant(unsigned op)
            op == ISA_v_madmk_f16 || op == ISA_v_madak_f16;
 }
 
+/* True for stores to LDS and vector memory, atomics excluded. */
+static inline bool isa_is_store(const isa_info *info)
+{
+    return info->access == M_STORE ||
+           (info->access >= M_STORE_8 && info->access <= M_STORE_16_HI) ||
+           info->access == M_WRITE2 || info->access == M_WRITE2ST64;
+}
+
 /* Registers an operand of this type takes. */
 static inline unsigned isa_registers(unsigned type)
 {

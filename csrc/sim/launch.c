@@ -339,6 +339,11 @@ hipError_t sim_launch_run(const sim_launch *launch, sim_region_list *memory,
         .check = (int)sim_option_get(SIM_OPTION_CHECK),
         .cpu = (int)sim_option_get(SIM_OPTION_CPU),
         .budget = (uint64_t)sim_option_get(SIM_OPTION_BUDGET),
+        .seed = (uint64_t)sim_option_get(SIM_OPTION_SEED),
+        .skip = sim_option_get(SIM_OPTION_SKIP),
+        .dot2 = (unsigned)sim_option_get(SIM_OPTION_DOT2),
+        .adversarial_ulp = sim_option_get(SIM_OPTION_ULP) != 0,
+        .profile = sim_option_get(SIM_OPTION_PROFILE) != 0,
     };
     dispatch.descriptor.private_bytes = sim_launch_private(kernel);
     for (unsigned d = 0; d < 3; d++) {

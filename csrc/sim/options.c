@@ -12,24 +12,106 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+/* A value spelled as a word; several may be joined by commas. */
+typedef struct option_word {
+    const char *text;
+    int64_t value;
+} option_word;
+
 typedef struct option_row {
     const char *name, *variable;
     int64_t initial, lowest, highest;
+    const option_word *words; /* NULL: numbers only */
+    const char *expected;     /* for messages, if there are words */
 } option_row;
 
+static const option_word dot2_words[] = {
+    {"lohi", SIM_DOT2_LOHI},       {"hilo", SIM_DOT2_HILO},
+    {"fused", SIM_DOT2_FUSED},     {"keep32", SIM_DOT2_KEEP32},
+    {"flush16", SIM_DOT2_FLUSH16}, {NULL, 0},
+};
+static const option_word ulp_words[] = {
+    {"nearest", 0},
+    {"adversarial", 1},
+    {NULL, 0},
+};
+
 static const option_row rows[SIM_OPTIONS] = {
-    [SIM_OPTION_CHECK] = {"check", "HIPSIM_CHECK", 0, 0, 1},
-    [SIM_OPTION_THREADS] = {"threads", "HIPSIM_THREADS", 0, 0, 1024},
-    [SIM_OPTION_CPU] = {"cpu", "HIPSIM_CPU", 1, 0, 1},
-    [SIM_OPTION_BUDGET] = {"budget", "HIPSIM_BUDGET", 0, 0, INT64_MAX},
+    [SIM_OPTION_CHECK] = {"check", "HIPSIM_CHECK", 0, 0, 2, NULL, NULL},
+    [SIM_OPTION_THREADS] = {"threads", "HIPSIM_THREADS", 0, 0, 1024, NULL,
+                            NULL},
+    [SIM_OPTION_CPU] = {"cpu", "HIPSIM_CPU", 1, 0, 1, NULL, NULL},
+    [SIM_OPTION_BUDGET] = {"budget", "HIPSIM_BUDGET", 0, 0, INT64_MAX, NULL,
+                           NULL},
+    [SIM_OPTION_SEED] = {"seed", "HIPSIM_SEED", 0, 0, INT64_MAX, NULL, NULL},
+    [SIM_OPTION_DOT2] = {"dot2", "HIPSIM_DOT2", 0, 0, 15, dot2_words,
+                         "lohi, hilo or fused, then keep32, flush16"},
+    [SIM_OPTION_ULP] = {"ulp", "HIPSIM_ULP", 0, 0, 1, ulp_words,
+                        "nearest or adversarial"},
+    [SIM_OPTION_PROFILE] = {"profile", "HIPSIM_PROFILE", 0, 0, 1, NULL, NULL},
+    [SIM_OPTION_SKIP] = {"skip", "HIPSIM_SKIP", -1, -1, INT64_MAX, NULL, NULL},
 };
 
 static _Atomic int64_t values[SIM_OPTIONS];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+/* The words of `text`, joined by commas, as one number. */
+static bool parse_words(const option_word *words, const char *text,
+                        int64_t *value)
+{
+    *value = 0;
+    for (;;) {
+        size_t length = strcspn(text, ",");
+        const option_word *word = words;
+        while (word->text != NULL && (strlen(word->text) != length ||
+                                      strncmp(word->text, text, length) != 0)) {
+            word++;
+        }
+        if (word->text == NULL) {
+            return false;
+        }
+        *value |= word->value;
+        if (text[length] == '\0') {
+            return true;
+        }
+        text += length + 1;
+    }
+}
+
+static bool parse_number(const char *text, int64_t *value)
+{
+    char *end;
+
+    errno = 0;
+    long long number = strtoll(text, &end, 10);
+    *value = number;
+    return errno == 0 && end != text && *end == '\0';
+}
+
+static bool fits(sim_option option, int64_t value)
+{
+    const option_row *row = &rows[option];
+
+    return value >= row->lowest && value <= row->highest &&
+           (option != SIM_OPTION_DOT2 ||
+            (value & SIM_DOT2_ORDER) != SIM_DOT2_ORDER);
+}
+
+/* What row accepts, for messages. */
+static const char *expected(const option_row *row, char *text, size_t size)
+{
+    if (row->words != NULL) {
+        return row->expected;
+    }
+    (void)snprintf(text, size, "a number from %lld to %lld",
+                   (long long)row->lowest, (long long)row->highest);
+    return text;
+}
 
 static void read_environment(void)
 {
@@ -38,18 +120,18 @@ static void read_environment(void)
         const char *text = getenv(row->variable);
         int64_t value = row->initial;
         if (text != NULL && text[0] != '\0') {
-            char *end;
-            errno = 0;
-            long long number = strtoll(text, &end, 10);
-            if (errno == 0 && *end == '\0' && number >= row->lowest &&
-                number <= row->highest) {
-                value = number;
+            int64_t given;
+            bool known =
+                (row->words != NULL && parse_words(row->words, text, &given)) ||
+                parse_number(text, &given);
+            if (known && fits((sim_option)i, given)) {
+                value = given;
             } else {
-                (void)fprintf(stderr,
-                              "hipsim: %s=%s: expected a number from %lld to "
-                              "%lld, using %lld\n",
-                              row->variable, text, (long long)row->lowest,
-                              (long long)row->highest, (long long)row->initial);
+                char range[64];
+                (void)fprintf(
+                    stderr, "hipsim: %s=%s: expected %s, using %lld\n",
+                    row->variable, text, expected(row, range, sizeof range),
+                    (long long)row->initial);
             }
         }
         atomic_store(&values[i], value);
@@ -71,8 +153,7 @@ static hipError_t find_option(const char *name, sim_option *option)
             return hipSuccess;
         }
     }
-    return sim_fail(hipErrorInvalidValue,
-                    "option: expected check, threads, cpu or budget, got %s",
+    return sim_fail(hipErrorInvalidValue, "option: no option is called %s",
                     name != NULL ? name : "NULL");
 }
 
@@ -85,11 +166,11 @@ HIPSIM_API hipError_t hipsimSetOption(const char *name, int64_t value)
     if (status != hipSuccess) {
         return status;
     }
-    if (value < rows[option].lowest || value > rows[option].highest) {
-        return sim_fail(hipErrorInvalidValue,
-                        "option %s: expected %lld to %lld, got %lld", name,
-                        (long long)rows[option].lowest,
-                        (long long)rows[option].highest, (long long)value);
+    if (!fits(option, value)) {
+        char range[64];
+        return sim_fail(
+            hipErrorInvalidValue, "option %s: expected %s, got %lld", name,
+            expected(&rows[option], range, sizeof range), (long long)value);
     }
     (void)sim_option_get(option); /* the environment first, then the call */
     atomic_store(&values[option], value);

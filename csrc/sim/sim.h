@@ -108,9 +108,14 @@ typedef struct sim_dispatch {
     uint64_t kernarg;   /* address of the kernarg segment */
     uint64_t packet;    /* address of the 64-byte dispatch packet */
     const sim_memory *memory;
-    int check;       /* 0 or 1 */
-    uint64_t budget; /* wave instructions per workgroup, 0 = none */
-    int cpu;         /* 0 portable code, 1 best for this host */
+    int check;            /* 0 to 2 */
+    uint64_t budget;      /* wave instructions per workgroup, 0 = none */
+    int cpu;              /* 0 portable code, 1 best for this host */
+    uint64_t seed;        /* 0: waves take turns; else the order is random */
+    int64_t skip;         /* offset of an instruction to leave out, -1 none */
+    unsigned dot2;        /* SIM_DOT2_* of options.h */
+    bool adversarial_ulp; /* estimates are off by up to one ulp */
+    bool profile;
 } sim_dispatch;
 
 typedef struct sim_stats {

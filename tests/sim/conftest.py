@@ -44,6 +44,10 @@ DEVICE inline void barrier()
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 """
+OPTIONS = (
+    *("check", "threads", "cpu", "budget", "seed"),
+    *("dot2", "ulp", "profile", "skip"),
+)
 
 
 @functools.cache
@@ -119,7 +123,7 @@ def compile_hip(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
 @pytest.fixture
 def option():
     """option(name, value): sets a library option until the test ends."""
-    before = {n: hipsim.get_option(n) for n in ("check", "threads", "cpu", "budget")}
+    before = {n: hipsim.get_option(n) for n in OPTIONS}
     yield hipsim.set_option
     for name, value in before.items():
         hipsim.set_option(name, value)

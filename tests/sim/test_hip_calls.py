@@ -68,7 +68,7 @@ print([hipsim.get_option(n) for n in names])
     assert (result.stdout, result.stderr) == ("[1, 3, 0, 123]\n", "")
 
 
-@pytest.mark.parametrize("value", ["2", "-1", "x", "1x", "99999999999999999999"])
+@pytest.mark.parametrize("value", ["3", "-1", "x", "1x", "99999999999999999999"])
 def test_malformed_option_gives_one_warning_and_the_default(run_script, value):
     script = """
 import hipsim
@@ -80,10 +80,34 @@ print([hipsim.get_option("check") for _ in range(3)])
 
 
 def test_unknown_or_out_of_range_options_are_refused():
-    with pytest.raises(hipsim.HipError, match="expected check, threads"):
+    with pytest.raises(hipsim.HipError, match="no option is called"):
         hipsim.set_option("chek", 1)
-    with pytest.raises(hipsim.HipError, match="expected 0 to 1, got 2"):
-        hipsim.set_option("check", 2)
+    with pytest.raises(hipsim.HipError, match="expected a number from 0 to 2, got 3"):
+        hipsim.set_option("check", 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("dot2", "hilo,keep32", 5),
+        ("dot2", "fused,keep32,flush16", 14),
+        ("dot2", "8", 8),
+        ("ulp", "adversarial", 1),
+        ("seed", "77", 77),
+    ],
+)
+def test_environment_takes_words_and_numbers(run_script, name, text, value):
+    script = f"import hipsim; print(hipsim.get_option({name!r}))"
+    result = run_script(script, **{f"HIPSIM_{name.upper()}": text})
+    assert (result.stdout, result.stderr) == (f"{value}\n", "")
+
+
+@pytest.mark.parametrize("text", ["hilo,fused", "lo", "3", "hilo,", "16"])
+def test_words_that_say_nothing_give_one_warning_and_the_default(run_script, text):
+    script = "import hipsim; print(hipsim.get_option('dot2'))"
+    result = run_script(script, HIPSIM_DOT2=text)
+    assert result.stdout == "0\n"
+    assert result.stderr.count("\n") == 1 and "lohi, hilo or fused" in result.stderr
 
 
 # ---- the HIP calls ---------------------------------------------------------

@@ -658,3 +658,53 @@ def test_no_thread_outlives_a_launch(compile_hip, option):
     before = len(os.listdir("/proc/self/task"))
     run_saxpy(compile_hip(SAXPY), 10000, 64)
     assert len(os.listdir("/proc/self/task")) == before
+
+
+# ---- order of the waves ----------------------------------------------------
+
+
+def test_random_wave_order_gives_the_same_bits_for_a_kernel_without_races(
+    compile_hip, option
+):
+    source = """
+GLOBAL void kernel(int *out)
+{
+    SHARED int part[256];
+    int t = lane(), sum = 0;
+    for (int round = 0; round < 8; round++) {
+        part[t] = t * 7 + round;
+        barrier();
+        sum = sum * 31 + part[(t + 67 * round) & 255];
+        barrier();
+    }
+    out[group() * 256 + t] = sum;
+}
+"""
+    expected = None
+    with hipsim.Module(compile_hip(source)) as module:
+        for seed in range(50):
+            option("seed", seed)
+            out = bytearray(4 * 256 * 4)
+            module.kernel("kernel").launch((4, 1, 1), (256, 1, 1), [hipsim.Buffer(out)])
+            expected = expected or out
+            assert out == expected, f"seed {seed}"
+
+
+def test_random_wave_order_shows_a_missing_barrier(compile_hip, option):
+    source = """
+GLOBAL void kernel(int *out)
+{
+    SHARED volatile int part[256];
+    int t = lane();
+    part[t] = t;
+    out[t] = part[t ^ 64];
+}
+"""
+    results = set()
+    with hipsim.Module(compile_hip(source)) as module:
+        for seed in range(20):
+            option("seed", seed)
+            out = bytearray(4 * 256)
+            module.kernel("kernel").launch((1, 1, 1), (256, 1, 1), [hipsim.Buffer(out)])
+            results.add(bytes(out))
+    assert len(results) > 1
