@@ -16,10 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What undefined registers and memory hold: a signalling NaN as float, two
- * small negative halves, no valid address. */
-#define POISON 0x7fa5a5a5u
-
 /* Instructions after which the next wave has its turn. */
 enum { SLICE = 10000 };
 
@@ -158,7 +154,7 @@ void sim_group_free(sim_group *group)
 
 static void poison(void *memory, size_t bytes)
 {
-    static const uint32_t word = POISON;
+    static const uint32_t word = EXEC_POISON;
     uint8_t *to = memory;
 
     for (; bytes >= sizeof word; bytes -= sizeof word, to += sizeof word) {
@@ -264,29 +260,34 @@ static void start_wave(wave *w, const uint32_t size[3])
 
 /* ---- execution --------------------------------------------------------- */
 
-/* A vector instruction between s_set_gpr_idx_on and _off: M0 is added to
- * its register numbers. */
-static void valu_indexed(wave *w, const isa_row *row)
+/* Between s_set_gpr_idx_on and _off M0 is added to register numbers. */
+uint32_t exec_indexed(const wave *w, isa_row *row)
 {
     const isa_info *info = &isa_ops[row->op];
     uint32_t index = w->s[SRC_M0] & 0xff, which = w->s[SRC_M0] >> 12 & 15;
     uint32_t end = row->vgpr_end;
-    isa_row moved = *row;
 
     for (unsigned i = 0; i < 3; i++) {
         if ((which >> i & 1) != 0 && row->src[i] >= SRC_VGPR) {
             uint32_t last = row->src[i] - SRC_VGPR + index +
                             isa_registers(info->type[1 + i]);
-            moved.src[i] = (uint16_t)(row->src[i] + index);
+            row->src[i] = (uint16_t)(row->src[i] + index);
             end = last > end ? last : end;
         }
     }
     if ((which & 8) != 0 && info->type[0] != T_mask) {
         uint32_t last = row->dst + index + isa_registers(info->type[0]);
-        moved.dst = (uint8_t)(row->dst + index);
+        row->dst = (uint8_t)(row->dst + index);
         end = last > end ? last : end;
     }
-    if (end > w->vgprs) {
+    return end;
+}
+
+static void valu_indexed(wave *w, const isa_row *row)
+{
+    isa_row moved = *row;
+
+    if (exec_indexed(w, &moved) > w->vgprs) {
         exec_fault(w, SIM_FAULT_REGISTER, "indexed VGPR beyond the allocation");
     } else if (row->op == ISA_v_readlane_b32 ||
                row->op == ISA_v_writelane_b32 ||

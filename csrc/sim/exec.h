@@ -66,6 +66,10 @@ struct sim_group {
     sim_fault *fault;
 };
 
+/* What undefined registers and memory hold: a signalling NaN as float, two
+ * small negative halves, no valid address. */
+#define EXEC_POISON 0x7fa5a5a5u
+
 /* Bits of MODE. */
 enum {
     MODE_ROUND_F32 = 0,
@@ -110,6 +114,10 @@ void exec_fault_at(wave *w, sim_fault_kind kind, unsigned lane_index,
 /* True if [address, address + bytes) may be accessed. */
 bool exec_allowed(sim_group *g, uint64_t address, uint64_t bytes,
                   uint32_t access);
+
+/* Makes a vector row name the registers that M0 moves it to; returns one past
+ * the highest of them. */
+uint32_t exec_indexed(const wave *w, isa_row *row);
 
 void exec_scalar(wave *w, const isa_row *row);
 void exec_smem(wave *w, const isa_row *row);

@@ -10,6 +10,7 @@
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "exec.h"
 #include "exec_atomic.h"
+#include "exec_lanes.h"
 
 #include <string.h>
 
@@ -248,17 +249,6 @@ static void atomic(wave *w, const isa_row *row, const isa_info *info,
 
 /* ---- lane exchange ----------------------------------------------------- */
 
-/* The lane that lane l reads under ds_swizzle's offset. */
-static unsigned swizzle_lane(unsigned offset, unsigned l)
-{
-    if (offset & 0x8000) {
-        return (l & ~3u) + (offset >> 2 * (l & 3) & 3);
-    }
-    unsigned in_half =
-        (((l & 31) & (offset & 31)) | (offset >> 5 & 31)) ^ (offset >> 10 & 31);
-    return (l & 32) + in_half;
-}
-
 static void exchange(wave *w, const isa_row *row, const isa_info *info,
                      uint64_t exec, const lane *address)
 {
@@ -281,7 +271,7 @@ static void exchange(wave *w, const isa_row *row, const isa_info *info,
             result[l] = exec >> other & 1 ? data[other].u : 0;
             break;
         default:
-            other = swizzle_lane(offset, l);
+            other = exec_swizzle_lane(offset, l);
             result[l] = exec >> other & 1 ? address[other].u : 0;
             break;
         }

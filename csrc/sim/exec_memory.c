@@ -512,7 +512,8 @@ static bool watch_buffer(wave *w, const isa_row *row, const isa_info *info,
         }
         access.lanes |= UINT64_C(1) << l;
     }
-    bool good = access.lanes == 0 || watch_access_lanes(w, row, &access);
+    /* Also without a lane inside: the others read zero. */
+    bool good = watch_access_lanes(w, row, &access);
     access.bytes = 4;
     access.lanes = partial;
     return good && (partial == 0 || info->bytes <= 4 ||

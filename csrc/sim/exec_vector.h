@@ -18,6 +18,7 @@
 #include "exec.h"
 #include "exec_float.h"
 #include "exec_integer.h"
+#include "exec_lanes.h"
 
 #include <fenv.h>
 
@@ -283,44 +284,6 @@ static const lane *raw_source(const wave *w, const isa_row *row, unsigned i,
     return buffer;
 }
 
-/* The lane that lane l reads under a DPP control, or -1. */
-static int dpp_lane(unsigned ctrl, int l)
-{
-    int row = l & ~15, in_row = l & 15, n = (int)(ctrl & 15);
-
-    if (ctrl <= 0xff) {
-        return (l & ~3) + (int)(ctrl >> 2 * (l & 3) & 3);
-    }
-    switch (ctrl & 0x1f0) {
-    case 0x100: /* row_shl */
-        return in_row + n < 16 ? l + n : -1;
-    case 0x110: /* row_shr */
-        return in_row - n >= 0 ? l - n : -1;
-    case 0x120: /* row_ror */
-        return row + ((in_row - n) & 15);
-    default:
-        break;
-    }
-    switch (ctrl) {
-    case 0x130: /* wave_shl */
-        return l + 1 < SIM_LANES ? l + 1 : -1;
-    case 0x134: /* wave_rol */
-        return (l + 1) & 63;
-    case 0x138: /* wave_shr */
-        return l - 1;
-    case 0x13c: /* wave_ror */
-        return (l - 1) & 63;
-    case 0x140: /* row_mirror */
-        return row + 15 - in_row;
-    case 0x141: /* row_half_mirror */
-        return l ^ 7;
-    case 0x142: /* row_bcast:15 */
-        return row > 0 ? row - 1 : -1;
-    default: /* row_bcast:31 */
-        return l >= 32 ? 31 : -1;
-    }
-}
-
 /* Moves lanes as the DPP word says and takes lanes without a result out of
  * *write. A source lane that EXEC disables counts as invalid. */
 static void apply_dpp(const wave *w, const isa_row *row, const lane *from,
@@ -329,7 +292,7 @@ static void apply_dpp(const wave *w, const isa_row *row, const lane *from,
     uint64_t exec = exec_mask(w);
 
     for (int l = 0; l < SIM_LANES; l++) {
-        int source = dpp_lane(row->dpp_ctrl, l);
+        int source = exec_dpp_lane(row->dpp_ctrl, l);
         bool valid = source >= 0 && (exec >> source & 1) != 0;
         bool enabled = (row->row_mask >> (l >> 4) & 1) != 0 &&
                        (row->bank_mask >> (l >> 2 & 3) & 1) != 0;

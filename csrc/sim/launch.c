@@ -10,6 +10,7 @@
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "launch.h"
 #include "options.h"
+#include "races.h"
 #include "report.h"
 
 #include <pthread.h>
@@ -21,6 +22,10 @@
 #include <string.h>
 
 enum { KERNARG_ALIGN = 64 };
+
+/* Wave instructions per workgroup after which a checked kernel counts as
+ * endless, if no budget is set: minutes. */
+#define CHECK_BUDGET UINT64_C(400000000)
 
 /* Private bytes of a work-item. From code object v5 on compilers state only
  * what they know; where recursion, calls through pointers or variable arrays
@@ -102,6 +107,13 @@ static const struct {
     [SIM_FAULT_REGISTER] = {"illegal register", NULL},
     [SIM_FAULT_BUDGET] = {"instruction budget used up", NULL},
     [SIM_FAULT_TRAP] = {"trap", NULL},
+    [SIM_FAULT_UNDEFINED] = {"undefined value", NULL},
+    [SIM_FAULT_WAIT] = {"missing s_waitcnt", NULL},
+    [SIM_FAULT_HAZARD] = {"missing wait states", NULL},
+    [SIM_FAULT_RACE_LDS] = {"race in LDS", "LDS offset"},
+    [SIM_FAULT_RACE] = {"race between workgroups", "address"},
+    [SIM_FAULT_BARRIER] = {"barrier divergence", NULL},
+    [SIM_FAULT_ELEMENT] = {"access outside a tensor's elements", "address"},
 };
 
 /* One clause about where an illegal address lies. */
@@ -152,14 +164,14 @@ hipError_t sim_launch_fault(const char *kernel, const sim_fault *fault,
         code = hipErrorIllegalAddress;
         describe_address(memory, fault, where, sizeof where);
     }
-    return sim_fail(code,
-                    "%s: %s at pc 0x%llx (%s), workgroup (%u,%u,%u), wave "
-                    "%u%s%s%s%s%s",
-                    kernel, fault_words[fault->kind].text,
-                    (unsigned long long)fault->pc, fault->instruction,
-                    fault->group[0], fault->group[1], fault->group[2],
-                    fault->wave, place, where[0] != '\0' ? ", " : "", where,
-                    fault->detail[0] != '\0' ? ", " : "", fault->detail);
+    return sim_fail(
+        code,
+        "%s: %s at pc 0x%llx (%s), workgroup (%u,%u,%u), wave "
+        "%u%s%s%s%s%s%s",
+        kernel, fault_words[fault->kind].text, (unsigned long long)fault->pc,
+        fault->instruction, fault->group[0], fault->group[1], fault->group[2],
+        fault->wave, place, where[0] != '\0' ? ", " : "", where,
+        fault->detail[0] != '\0' ? ", " : "", fault->detail, fault->notes);
 }
 
 /* ---- threads ------------------------------------------------------------ */
@@ -346,12 +358,23 @@ hipError_t sim_launch_run(const sim_launch *launch, sim_region_list *memory,
         .profile = sim_option_get(SIM_OPTION_PROFILE) != 0,
     };
     dispatch.descriptor.private_bytes = sim_launch_private(kernel);
+    dispatch.tensors = launch->tensors;
+    if (dispatch.check >= 2) {
+        dispatch.races = sim_races_create();
+        if (dispatch.races == NULL) {
+            status = sim_fail(hipErrorOutOfMemory, "%s: no memory for checks",
+                              kernel->name);
+            goto done;
+        }
+        dispatch.budget = dispatch.budget != 0 ? dispatch.budget : CHECK_BUDGET;
+    }
     for (unsigned d = 0; d < 3; d++) {
         dispatch.groups[d] = launch->groups[d];
         dispatch.block[d] = launch->block[d];
         dispatch.grid[d] = launch->groups[d] * launch->block[d];
     }
     status = run_grid(&dispatch, stats);
+    sim_races_free(dispatch.races);
 
 done:
     free(block);

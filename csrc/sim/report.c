@@ -1,4 +1,4 @@
-/* report.c: the calling thread's last error and its one line of text.
+/* report.c: the calling thread's last error and its text.
  *
  * State: one buffer and one code per thread. hipGetLastError and its
  * relatives leave the text alone, so that a caller can ask for the code
@@ -10,7 +10,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-static _Thread_local char report[1024];
+static _Thread_local char report[4096];
 static _Thread_local hipError_t last_error;
 
 void sim_report_clear(void)

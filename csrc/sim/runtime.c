@@ -20,6 +20,7 @@
 #include "launch.h"
 #include "report.h"
 #include "table.h"
+#include "tensors.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -282,8 +283,8 @@ static hipError_t take_function(hipFunction_t function)
 }
 
 /* The part of a tensor's address range that its sizes and strides reach. */
-static hipError_t add_tensor(sim_region_list *list, const hipsim_tensor *t,
-                             size_t index)
+static hipError_t add_tensor(sim_region_list *list, sim_tensor_list *elements,
+                             const hipsim_tensor *t, size_t index)
 {
     int64_t low = 0, high = 0, span; /* elements from data, both reached */
     bool good = t->ndim >= 0 && t->ndim <= HIPSIM_MAX_DIMS &&
@@ -316,7 +317,9 @@ static hipError_t add_tensor(sim_region_list *list, const hipsim_tensor *t,
                         "no address range",
                         index, t->data, t->ndim, t->element_bytes, t->access);
     }
-    if (!sim_regions_add(list, (uint64_t)first, (uint64_t)bytes, t->access)) {
+    if (!sim_regions_add(list, (uint64_t)first, (uint64_t)bytes, t->access) ||
+        !sim_tensors_add(elements, t, (uint64_t)first,
+                         (uint64_t)first + (uint64_t)bytes)) {
         return sim_fail(hipErrorOutOfMemory, "tensor %zu: out of memory",
                         index);
     }
@@ -329,6 +332,7 @@ static hipError_t launch_held(hipFunction_t function, sim_launch *launch,
                               sim_stats *stats)
 {
     sim_region_list memory = {0};
+    sim_tensor_list elements = {0};
     hipError_t status;
 
     launch->object = function->module->object;
@@ -336,8 +340,9 @@ static hipError_t launch_held(hipFunction_t function, sim_launch *launch,
     launch->code = function->module->code;
     status = sim_launch_check(launch);
     for (size_t i = 0; status == hipSuccess && i < count; i++) {
-        status = add_tensor(&memory, &tensors[i], i);
+        status = add_tensor(&memory, &elements, &tensors[i], i);
     }
+    launch->tensors = &elements;
     if (status == hipSuccess) {
         sim_table_lock();
         bool added = sim_heap_regions(&memory);
@@ -349,6 +354,8 @@ static hipError_t launch_held(hipFunction_t function, sim_launch *launch,
                                   launch->kernel->name);
     }
     sim_regions_free(&memory);
+    sim_tensors_free(&elements);
+    launch->tensors = NULL;
     return status;
 }
 

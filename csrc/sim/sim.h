@@ -53,7 +53,15 @@ typedef enum sim_fault_kind {
     SIM_FAULT_PC,        /* fetch outside the code */
     SIM_FAULT_REGISTER,  /* beyond the kernel's allocation */
     SIM_FAULT_BUDGET,    /* instruction budget used up */
-    SIM_FAULT_TRAP       /* s_trap */
+    SIM_FAULT_TRAP,      /* s_trap */
+    /* check level 2 */
+    SIM_FAULT_UNDEFINED, /* a value that was never written matters */
+    SIM_FAULT_WAIT,      /* result used before a wait */
+    SIM_FAULT_HAZARD,    /* wait states missing */
+    SIM_FAULT_RACE_LDS,  /* two waves, no barrier in between */
+    SIM_FAULT_RACE,      /* two workgroups */
+    SIM_FAULT_BARRIER,   /* waves or lanes miss each other */
+    SIM_FAULT_ELEMENT    /* between the elements of a tensor */
 } sim_fault_kind;
 
 typedef struct sim_fault {
@@ -65,7 +73,8 @@ typedef struct sim_fault {
     uint64_t address;      /* global address, LDS or scratch offset */
     uint32_t bytes;        /* size of the access */
     char instruction[128]; /* disassembly */
-    char detail[128];      /* one short clause, may be empty */
+    char detail[192];      /* one short clause, may be empty */
+    char notes[2048];      /* more lines, each after a newline */
 } sim_fault;
 
 /* ---- code -------------------------------------------------------------- */
@@ -108,7 +117,9 @@ typedef struct sim_dispatch {
     uint64_t kernarg;   /* address of the kernarg segment */
     uint64_t packet;    /* address of the 64-byte dispatch packet */
     const sim_memory *memory;
-    int check;            /* 0 to 2 */
+    const struct sim_tensor_list *tensors; /* their elements, for check 2 */
+    struct sim_races *races;               /* shared by all threads, check 2 */
+    int check;                             /* 0 to 2 */
     uint64_t budget;      /* wave instructions per workgroup, 0 = none */
     int cpu;              /* 0 portable code, 1 best for this host */
     uint64_t seed;        /* 0: waves take turns; else the order is random */

@@ -1,22 +1,30 @@
-/* watch.c: hands what a watched run does to its watchers.
+/* watch.c: hands what a watched run does to the checks.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
-#include "exec.h"
+#include "check.h"
 
 bool watch_create(sim_group *group)
 {
-    group->watched = group->dispatch->skip >= 0;
-    return true;
+    bool good = true;
+
+    if (group->dispatch->check >= 2) {
+        good = check_create(group);
+    }
+    group->watched = group->check != NULL || group->profile != NULL ||
+                     group->dispatch->skip >= 0;
+    return good;
 }
 
 void watch_free(sim_group *group)
 {
-    (void)group;
+    check_free(group);
 }
 
 void watch_start(sim_group *group)
 {
-    (void)group;
+    if (group->check != NULL) {
+        check_start(group);
+    }
 }
 
 void watch_end(sim_group *group, bool complete)
@@ -27,32 +35,22 @@ void watch_end(sim_group *group, bool complete)
 
 bool watch_barrier(sim_group *group)
 {
-    (void)group;
-    return true;
+    return group->check == NULL || check_barrier(group);
 }
 
 bool watch_issue(wave *w, const isa_row *row)
 {
-    (void)w;
-    (void)row;
-    return true;
+    return w->group->check == NULL || check_issue(w, row);
 }
 
 bool watch_access_lanes(wave *w, const isa_row *row, const watch_access *access)
 {
-    (void)w;
-    (void)row;
-    (void)access;
-    return true;
+    return w->group->check == NULL || check_access(w, row, access);
 }
 
 bool watch_access_scalar(wave *w, const isa_row *row, uint64_t address,
                          uint32_t bytes, uint32_t kind)
 {
-    (void)w;
-    (void)row;
-    (void)address;
-    (void)bytes;
-    (void)kind;
-    return true;
+    return w->group->check == NULL ||
+           check_scalar(w, row, address, bytes, kind);
 }

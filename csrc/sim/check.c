@@ -1,0 +1,244 @@
+/* check.c: one workgroup under check level 2: what is asked before each
+ * instruction, barriers, and reports.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#define _POSIX_C_SOURCE 200809L
+#include "check.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- reports ----------------------------------------------------------- */
+
+uint64_t check_offset(const wave *w, size_t pc)
+{
+    const sim_dispatch *dispatch = w->group->dispatch;
+
+    return dispatch->code->address + 4 * (uint64_t)pc - dispatch->entry;
+}
+
+/* The wave's last instructions, the one in execution included. */
+static void add_trail(const wave *w, sim_fault *fault)
+{
+    const check_wave *c = check_of(w);
+    const sim_code *code = w->group->dispatch->code;
+    size_t used = strlen(fault->notes);
+    char text[128];
+
+    for (unsigned i = 0; i < CHECK_TRAIL; i++) {
+        uint32_t pc = c->trail[(c->trail_next + i) % CHECK_TRAIL];
+        if (pc == UINT32_MAX || used >= sizeof fault->notes) {
+            continue;
+        }
+        (void)sim_disasm(code, 4 * (size_t)pc, text, sizeof text);
+        int n =
+            snprintf(fault->notes + used, sizeof fault->notes - used,
+                     "\n  %s %6llx: %s", &code->row[pc] == w->row ? "->" : "  ",
+                     (unsigned long long)check_offset(w, pc), text);
+        used += n > 0 ? (size_t)n : 0;
+    }
+}
+
+static bool report(wave *w, sim_fault_kind kind, unsigned lane_index,
+                   uint64_t address, uint32_t bytes, const char *format,
+                   va_list args)
+{
+    sim_fault *fault = w->group->fault;
+    char detail[sizeof fault->detail];
+    bool first = fault->kind == SIM_FAULT_NONE;
+
+    (void)vsnprintf(detail, sizeof detail, format, args);
+    exec_fault_at(w, kind, lane_index, address, bytes, detail);
+    if (first) {
+        add_trail(w, fault);
+    }
+    return false;
+}
+
+bool check_report(wave *w, sim_fault_kind kind, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    (void)report(w, kind, 0, 0, 0, format, args);
+    va_end(args);
+    return false;
+}
+
+bool check_report_at(wave *w, sim_fault_kind kind, unsigned lane_index,
+                     uint64_t address, uint32_t bytes, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    (void)report(w, kind, lane_index, address, bytes, format, args);
+    va_end(args);
+    return false;
+}
+
+/* ---- creation ---------------------------------------------------------- */
+
+bool check_create(sim_group *g)
+{
+    sim_check *check = calloc(1, sizeof *check);
+
+    g->check = check;
+    if (check == NULL) {
+        return false;
+    }
+    size_t vgprs = g->waves[0].vgprs;
+    check->wave = calloc(g->wave_count, sizeof check->wave[0]);
+    check->row = calloc(g->dispatch->code->count + 1, sizeof check->row[0]);
+    check->vector = malloc((size_t)g->wave_count * vgprs * SIM_LANES *
+                           sizeof check->vector[0]);
+    if (check->wave == NULL || check->row == NULL || check->vector == NULL ||
+        !check_lds_create(g)) {
+        return false; /* sim_group_free cleans up */
+    }
+    for (uint32_t i = 0; i < g->wave_count; i++) {
+        check->wave[i].vector = check->vector + i * vgprs * SIM_LANES;
+    }
+    return true;
+}
+
+void check_free(sim_group *g)
+{
+    sim_check *check = g->check;
+
+    if (check != NULL) {
+        check_lds_free(check);
+        free(check->wave);
+        free(check->row);
+        free(check->vector);
+        free(check);
+        g->check = NULL;
+    }
+}
+
+void check_start(sim_group *g)
+{
+    sim_check *check = g->check;
+
+    check_lds_start(g);
+    check_global_start(g);
+    for (uint32_t i = 0; i < g->active; i++) {
+        wave *w = &g->waves[i];
+        check_wave *c = &check->wave[i];
+        check_undefined_start(w);
+        check_waits_start(c);
+        check_hazards_start(c);
+        c->initial = exec_mask(w);
+        c->missed = 0;
+        memset(c->trail, 0xff, sizeof c->trail);
+    }
+}
+
+/* ---- barriers ---------------------------------------------------------- */
+
+/* All waves of a workgroup must wait at one and the same barrier. Waves that
+ * have ended do not count. */
+bool check_barrier(sim_group *g)
+{
+    const wave *first = NULL;
+
+    for (uint32_t i = 0; i < g->active; i++) {
+        wave *w = &g->waves[i];
+        if (w->state != WAVE_BARRIER) {
+            continue;
+        }
+        check_wave *c = check_of(w);
+        c->barrier_pc = check_pc(w);
+        if (first != NULL && w->row != first->row) {
+            return check_report(
+                w, SIM_FAULT_BARRIER, "wave %u waits at another one, pc 0x%llx",
+                first->index,
+                (unsigned long long)check_offset(first, check_pc(first)));
+        }
+        first = first == NULL ? w : first;
+    }
+    check_lds_epoch(g);
+    return true;
+}
+
+/* Lanes that a barrier has left out must not go on afterwards: threads of a
+ * workgroup reach a barrier together or not at all. */
+static bool missed_barrier(wave *w, uint64_t lanes)
+{
+    const check_wave *c = check_of(w);
+    uint64_t back = lanes & c->missed;
+
+    return back == 0 ||
+           check_report(w, SIM_FAULT_BARRIER,
+                        "lane %u goes on without the barrier at pc 0x%llx, "
+                        "which it was switched off at",
+                        (unsigned)__builtin_ctzll(back),
+                        (unsigned long long)check_offset(w, c->missed_pc));
+}
+
+/* ---- one instruction --------------------------------------------------- */
+
+static const check_row *facts_of(wave *w, const isa_row *row)
+{
+    check_row *facts = &w->group->check->row[check_pc(w)];
+
+    if (!facts->ready) {
+        facts->ready = true;
+        facts->dpp = row->ext == ISA_EXT_DPP;
+        isa_operands(row, &facts->uses);
+    }
+    return facts;
+}
+
+bool check_issue(wave *w, const isa_row *row)
+{
+    check_wave *c = check_of(w);
+    const check_row *facts = facts_of(w, row);
+    check_row moved;
+
+    c->trail[c->trail_next++ % CHECK_TRAIL] = (uint32_t)check_pc(w);
+    if (row->issue == ISSUE_FAULT) {
+        return true; /* the executor says it better */
+    }
+    if (row->issue == ISSUE_VALU && (w->mode >> MODE_GPR_IDX & 1) != 0) {
+        isa_row indexed = *row;
+        uint32_t end = exec_indexed(w, &indexed);
+        if (end > w->vgprs) {
+            return true;
+        }
+        moved = *facts;
+        isa_operands(&indexed, &moved.uses);
+        return check_waits(w, &indexed, &moved) &&
+               check_hazards(w, &indexed, &moved) &&
+               check_undefined(w, &indexed, &moved);
+    }
+    if (row->op == ISA_s_barrier) {
+        c->missed |= c->initial & ~exec_mask(w);
+        c->missed_pc = check_pc(w);
+    }
+    return check_waits(w, row, facts) && check_hazards(w, row, facts) &&
+           check_undefined(w, row, facts);
+}
+
+bool check_access(wave *w, const isa_row *row, const watch_access *access)
+{
+    if (!missed_barrier(w, access->lanes)) {
+        return false;
+    }
+    switch (access->space) {
+    case SPACE_LDS:
+        return check_lds(w, row, access);
+    case SPACE_SCRATCH:
+        return check_scratch(w, row, access);
+    default:
+        return check_global(w, row, access);
+    }
+}
+
+bool check_scalar(wave *w, const isa_row *row, uint64_t address, uint32_t bytes,
+                  uint32_t kind)
+{
+    (void)row;
+    return check_global_scalar(w, address, bytes, kind);
+}

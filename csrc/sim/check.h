@@ -1,0 +1,198 @@
+/* check.h: check level 2, the sanitizer (internal).
+ *
+ * The executor makes every access complete at once and every register hold
+ * something. Level 2 keeps beside it what a GPU would not do for the program:
+ *
+ *   check.c            one workgroup under check, reports
+ *   check_undefined.c  bits that were never written, where they matter
+ *   check_spread.c     how they pass from registers to registers
+ *   check_bits.c       the same for one operation
+ *   check_waits.c      results that no s_waitcnt has waited for
+ *   check_hazards.c    wait states that the program must insert
+ *   check_lds.c        LDS and scratch: undefined bytes, races between waves
+ *   check_global.c     global memory: elements of tensors, races between
+ *                      workgroups
+ *
+ * The first finding stops the launch as a fault, like an illegal address.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#ifndef HIPSIM_CHECK_H
+#define HIPSIM_CHECK_H
+
+#include "exec.h"
+#include "operands.h"
+
+enum {
+    CHECK_TRAIL = 8,   /* instructions of a wave that a report lists */
+    CHECK_VM_MAX = 63, /* vmcnt is six bits wide */
+    CHECK_LGKM_MAX = 15
+};
+
+/* A row with what the checks ask about it, made when it first runs. */
+typedef struct check_row {
+    bool ready;
+    bool dpp;
+    operands uses;
+} check_row;
+
+/* A load, store or LDS access that may not be complete. */
+typedef struct check_pending {
+    size_t pc;      /* row index */
+    uint16_t first; /* registers that its result goes to, */
+    uint8_t count;  /* none for a store */
+    uint8_t slot;   /* LDS: its accesses among the wave's recent ones */
+    uint8_t slots;
+    bool vm, lgkm, flat;
+} check_pending;
+
+/* One LDS access of a wave, kept while it may still be under way. */
+typedef struct check_lds_access {
+    uint64_t lanes;
+    uint32_t at[SIM_LANES];
+    uint32_t bytes, kind;
+} check_lds_access;
+
+enum { CHECK_LDS_SLOTS = 64, CHECK_QUEUE = 160 };
+
+/* Registers as a set of bits: scalar codes 0..127, SCC and vector ones. */
+typedef struct check_set {
+    uint64_t scalar[3], vector[SIM_VGPRS / 64];
+} check_set;
+
+typedef struct check_wave {
+    /* undefined bits of each register, as the registers themselves */
+    uint32_t *vector;                 /* 64 per VGPR */
+    uint64_t any[SIM_VGPRS / 64];     /* VGPRs with an undefined bit */
+    uint32_t scalar[OPERAND_SCALARS]; /* SCC: 0 or 1 */
+    /* waits */
+    check_pending queue[CHECK_QUEUE]; /* oldest first */
+    unsigned queued;
+    check_set vm, lds, flat, smem; /* results under way */
+    size_t smem_pc[OPERAND_SCALARS];
+    check_lds_access recent[CHECK_LDS_SLOTS];
+    unsigned next_slot;
+    /* hazards: the wait state at which something was last done */
+    uint32_t now;
+    uint32_t valu_vector[SIM_VGPRS], valu_scalar[OPERAND_SCALARS];
+    uint32_t valu_exec, salu_m0, setreg[64];
+    uint32_t wide_store;
+    uint16_t wide_first, wide_count;
+    /* barriers */
+    uint64_t initial; /* lanes that exist */
+    uint64_t missed;  /* lanes that were off at a barrier */
+    size_t missed_pc, barrier_pc;
+    /* reports */
+    uint32_t trail[CHECK_TRAIL]; /* row indices, a ring */
+    unsigned trail_next;
+} check_wave;
+
+/* Of each dword of LDS, who accessed its four bytes in this epoch: 0 nobody,
+ * else wave + 1; see check_lds.c. */
+typedef struct check_lds_word {
+    uint32_t epoch;
+    uint32_t writers, readers;
+    uint32_t write_pc, read_pc;
+} check_lds_word;
+
+typedef struct sim_check {
+    check_wave *wave;
+    check_row *row; /* one per row of the code */
+    uint32_t *vector;
+    /* LDS */
+    uint8_t *lds_undefined; /* bits, byte by byte */
+    check_lds_word *lds_word;
+    uint32_t epoch;
+    /* scratch, in the layout of the scratch itself */
+    uint8_t *scratch_undefined;
+    /* global memory */
+    uint16_t group_code; /* this workgroup among the races' marks */
+    struct race_page *page[2];
+    uint64_t page_number[2];
+} sim_check;
+
+bool check_create(sim_group *g); /* false: out of memory */
+void check_free(sim_group *g);
+void check_start(sim_group *g);
+bool check_barrier(sim_group *g);
+bool check_issue(wave *w, const isa_row *row);
+bool check_access(wave *w, const isa_row *row, const watch_access *access);
+bool check_scalar(wave *w, const isa_row *row, uint64_t address, uint32_t bytes,
+                  uint32_t kind);
+
+/* ---- between the check_*.c --------------------------------------------- */
+
+static inline check_wave *check_of(const wave *w)
+{
+    return &w->group->check->wave[w->index];
+}
+
+/* Row index of the instruction in execution. */
+static inline size_t check_pc(const wave *w)
+{
+    return (size_t)(w->row - w->group->dispatch->code->row);
+}
+
+/* Distance of a row from the kernel's entry in bytes, for reports. */
+uint64_t check_offset(const wave *w, size_t pc);
+
+/* Records a finding; always false. */
+bool check_report(wave *w, sim_fault_kind kind, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* The same with the place of a lane's access. */
+bool check_report_at(wave *w, sim_fault_kind kind, unsigned lane_index,
+                     uint64_t address, uint32_t bytes, const char *format, ...)
+    __attribute__((format(printf, 6, 7)));
+
+/* Undefined bits of VGPR `reg`, and the note that some have changed. */
+static inline uint32_t *check_vector(check_wave *c, unsigned reg)
+{
+    return c->vector + (size_t)reg * SIM_LANES;
+}
+
+static inline bool check_any(const check_wave *c, unsigned reg)
+{
+    return (c->any[reg / 64] >> reg % 64 & 1) != 0;
+}
+
+/* Looks again whether a VGPR has an undefined bit. */
+void check_refresh(check_wave *c, unsigned reg);
+
+void check_undefined_start(wave *w);
+/* Sources that must be defined where they are used. */
+bool check_undefined(wave *w, const isa_row *row, const check_row *facts);
+/* False if an active lane would store or hand on an undefined bit. */
+bool check_defined_data(wave *w, const isa_row *row, unsigned reg,
+                        unsigned count, uint64_t lanes);
+/* Results, from the sources' undefined bits; loads are done by access. */
+void check_propagate(wave *w, const isa_row *row);
+void check_propagate_scalar(wave *w, const isa_row *row,
+                            const check_row *facts);
+void check_exchange(wave *w, const isa_row *row);
+
+void check_waits_start(check_wave *c);
+bool check_waits(wave *w, const isa_row *row, const check_row *facts);
+/* Completes what the wait instruction or a full counter completes. */
+void check_wait(check_wave *c, unsigned vm, unsigned lgkm);
+/* Remembers an LDS access of the instruction in execution. */
+void check_waits_lds(check_wave *c, const watch_access *access);
+/* Calls `mark` for each LDS access that may not be complete. */
+void check_waits_each_lds(wave *w,
+                          void (*mark)(wave *w, const check_lds_access *access,
+                                       size_t pc));
+
+void check_hazards_start(check_wave *c);
+bool check_hazards(wave *w, const isa_row *row, const check_row *facts);
+
+bool check_lds_create(sim_group *g);
+void check_lds_free(sim_check *check);
+void check_lds_start(sim_group *g);
+bool check_lds(wave *w, const isa_row *row, const watch_access *access);
+bool check_scratch(wave *w, const isa_row *row, const watch_access *access);
+void check_lds_epoch(sim_group *g);
+
+bool check_global(wave *w, const isa_row *row, const watch_access *access);
+bool check_global_scalar(wave *w, uint64_t address, uint32_t bytes,
+                         uint32_t kind);
+void check_global_start(sim_group *g);
+
+#endif

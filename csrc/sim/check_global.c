@@ -1,0 +1,214 @@
+/* check_global.c: global memory under check: undefined data, elements of
+ * tensors, races between workgroups.
+ *
+ * Only memory that the launch may write can be raced for, so reading the
+ * inputs costs nothing here.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#include "check.h"
+#include "races.h"
+#include "tensors.h"
+
+#include <string.h>
+
+enum { PAGE_SHIFT = 12, PAGE_MASK = 4095 };
+
+void check_global_start(sim_group *g)
+{
+    const sim_dispatch *dispatch = g->dispatch;
+    uint64_t index = ((uint64_t)g->id[2] * dispatch->groups[1] + g->id[1]) *
+                         dispatch->groups[0] +
+                     g->id[0];
+
+    g->check->group_code = (uint16_t)(index % RACE_GROUPS + 1);
+    memset(g->check->page, 0, sizeof g->check->page);
+}
+
+/* ---- elements ---------------------------------------------------------- */
+
+static bool report_gap(wave *w, unsigned l, uint64_t address, uint32_t bytes,
+                       uint32_t kind)
+{
+    return check_report_at(w, SIM_FAULT_ELEMENT, l, address, bytes,
+                           "not wholly part of an element of a tensor that "
+                           "may be %s",
+                           (kind & SIM_WRITE) != 0 ? "written" : "read");
+}
+
+static bool elements_only(wave *w, unsigned l, uint64_t address, uint32_t bytes,
+                          uint32_t kind)
+{
+    const sim_tensor_list *tensors = w->group->dispatch->tensors;
+
+    return tensors == NULL ||
+           sim_tensors_find(tensors, address, bytes, kind) !=
+               SIM_ELEMENTS_GAP ||
+           report_gap(w, l, address, bytes, kind);
+}
+
+/* ---- races ------------------------------------------------------------- */
+
+static race_page *page_at(sim_group *g, uint64_t address, unsigned way)
+{
+    sim_check *check = g->check;
+    uint64_t number = address >> PAGE_SHIFT;
+
+    if (check->page[way] == NULL || check->page_number[way] != number) {
+        check->page[way] = sim_races_page(g->dispatch->races, number);
+        check->page_number[way] = number;
+    }
+    return check->page[way];
+}
+
+/* True if the store leaves this lane's bytes as they are. */
+static bool is_silent(const wave *w, const isa_row *row,
+                      const watch_access *access, unsigned l)
+{
+    const isa_info *info = &isa_ops[row->op];
+    uint32_t word[4] = {0};
+
+    for (unsigned k = 0; k < (access->bytes + 3) / 4; k++) {
+        word[k] = w->v[(size_t)(access->reg + k) * SIM_LANES + l].u;
+    }
+    if (info->access == M_STORE_8_HI || info->access == M_STORE_16_HI) {
+        word[0] >>= 16;
+    }
+    return memcmp(word, (const void *)(uintptr_t)access->at[l],
+                  access->bytes) == 0;
+}
+
+/* The code of a group that the access races with, or RACE_NOBODY. */
+static uint16_t mark(sim_group *g, uint64_t address, uint32_t bytes,
+                     uint32_t kind, bool poll)
+{
+    sim_races *races = g->dispatch->races;
+    uint16_t code = g->check->group_code;
+    unsigned way = kind == SIM_WRITE;
+
+    for (uint64_t at = address; at < address + bytes; at++) {
+        race_page *page = page_at(g, at, way);
+        if (page == NULL) {
+            return RACE_NOBODY;
+        }
+        if (poll) {
+            sim_races_poll(races, page, at & PAGE_MASK, code);
+            continue;
+        }
+        uint16_t other =
+            sim_races_mark(races, page, at & PAGE_MASK, kind, code);
+        if (other != RACE_NOBODY) {
+            return other;
+        }
+    }
+    return RACE_NOBODY;
+}
+
+static bool report_race(wave *w, unsigned l, uint64_t address, uint32_t bytes,
+                        uint16_t other)
+{
+    if (other == RACE_MANY) {
+        return check_report_at(w, SIM_FAULT_RACE, l, address, bytes,
+                               "several other workgroups read it");
+    }
+    return check_report_at(w, SIM_FAULT_RACE, l, address, bytes,
+                           "workgroup number %u touches it, too, and their "
+                           "order is not defined",
+                           other - 1u);
+}
+
+static bool lane_races(wave *w, const isa_row *row, const watch_access *access,
+                       unsigned l)
+{
+    sim_group *g = w->group;
+    uint64_t address = access->at[l];
+    bool poll = access->kind == SIM_READ && row->glc;
+
+    if (!exec_allowed(g, address, access->bytes, SIM_WRITE)) {
+        return true; /* nobody may write it, or the executor will say so */
+    }
+    uint16_t other = mark(g, address, access->bytes, access->kind, poll);
+    return other == RACE_NOBODY ||
+           (access->kind == SIM_WRITE && is_silent(w, row, access, l)) ||
+           report_race(w, l, address, access->bytes, other);
+}
+
+/* ---- accesses ---------------------------------------------------------- */
+
+static void loads_are_defined(wave *w, const isa_row *row)
+{
+    const isa_info *info = &isa_ops[row->op];
+    check_wave *c = check_of(w);
+    uint64_t exec = exec_mask(w);
+
+    if (info->access == M_ATOMIC && row->glc == 0) {
+        return;
+    }
+    for (unsigned k = 0; k < (info->bytes + 3u) / 4u; k++) {
+        unsigned reg = row->dst + k;
+        uint32_t *to = check_vector(c, reg);
+        if (!check_any(c, reg)) {
+            continue;
+        }
+        for (uint64_t left = exec; left != 0; left &= left - 1) {
+            unsigned l = (unsigned)__builtin_ctzll(left);
+            bool high =
+                info->access >= M_LOAD_I8_HI && info->access <= M_LOAD_16_HI;
+            bool low =
+                info->access >= M_LOAD_I8_LO && info->access <= M_LOAD_16_LO;
+            to[l] = high ? to[l] & 0xffff : low ? to[l] & 0xffff0000u : 0;
+        }
+        check_refresh(c, reg);
+    }
+}
+
+static bool data_is_defined(wave *w, const isa_row *row,
+                            const watch_access *access)
+{
+    const isa_info *info = &isa_ops[row->op];
+    unsigned n = (access->bytes + 3) / 4;
+    bool two = (info->flags & ISA_TWO_DATA) != 0;
+
+    return check_defined_data(w, row, row->data, two ? 2 * n : n,
+                              access->lanes);
+}
+
+bool check_global(wave *w, const isa_row *row, const watch_access *access)
+{
+    sim_group *g = w->group;
+    bool atomic = access->kind == (SIM_READ | SIM_WRITE);
+    bool races = g->dispatch->races != NULL;
+
+    if ((access->kind & SIM_WRITE) != 0 && !data_is_defined(w, row, access)) {
+        return false;
+    }
+    if ((access->kind & SIM_READ) != 0) {
+        loads_are_defined(w, row);
+    }
+    if (atomic && races) {
+        sim_races_atomic(g->dispatch->races, g->check->group_code);
+    }
+    for (uint64_t left = access->lanes; left != 0; left &= left - 1) {
+        unsigned l = (unsigned)__builtin_ctzll(left);
+        if (!elements_only(w, l, access->at[l], access->bytes, access->kind) ||
+            (races && !atomic && !lane_races(w, row, access, l))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool check_global_scalar(wave *w, uint64_t address, uint32_t bytes,
+                         uint32_t kind)
+{
+    sim_group *g = w->group;
+
+    if (!elements_only(w, 0, address, bytes, kind)) {
+        return false;
+    }
+    if (g->dispatch->races == NULL ||
+        !exec_allowed(g, address, bytes, SIM_WRITE)) {
+        return true;
+    }
+    uint16_t other = mark(g, address, bytes, kind, false);
+    return other == RACE_NOBODY || report_race(w, 0, address, bytes, other);
+}

@@ -1,0 +1,446 @@
+/* check_lds.c: LDS and scratch under check: undefined bytes, and races
+ * between the waves of a workgroup.
+ *
+ * A barrier ends an epoch. Within one, two waves must not touch the same byte
+ * if one of them writes it, whichever order the simulator ran them in.
+ * An access that no wait has completed when its wave reaches the barrier is
+ * still under way afterwards, so it counts in the next epoch too. Atomics may
+ * meet each other. A store of what is already there changes nothing that
+ * another wave could see and does not count.
+ *
+ * Each byte has a mark for its writer and one for its reader: 0 nobody, wave
+ * + 1, MANY for several readers; ATOMIC is added for an atomic's write.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#include "check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MANY = 0x7f, ATOMIC = 0x80 };
+
+/* ---- creation ---------------------------------------------------------- */
+
+bool check_lds_create(sim_group *g)
+{
+    sim_check *check = g->check;
+    size_t words = (size_t)g->lds_bytes / 4 + 4;
+    size_t scratch = (size_t)g->scratch_wave * g->wave_count + 1;
+
+    check->lds_undefined = malloc(4 * words);
+    check->lds_word = calloc(words, sizeof check->lds_word[0]);
+    check->scratch_undefined = malloc(scratch);
+    return check->lds_undefined != NULL && check->lds_word != NULL &&
+           check->scratch_undefined != NULL;
+}
+
+void check_lds_free(sim_check *check)
+{
+    free(check->lds_undefined);
+    free(check->lds_word);
+    free(check->scratch_undefined);
+}
+
+void check_lds_start(sim_group *g)
+{
+    sim_check *check = g->check;
+
+    memset(check->lds_undefined, 0xff, g->lds_bytes);
+    memset(check->scratch_undefined, 0xff,
+           (size_t)g->scratch_wave * g->wave_count);
+    check->epoch++; /* marks of the last workgroup no longer count */
+}
+
+/* ---- races ------------------------------------------------------------- */
+
+typedef struct race {
+    uint32_t other; /* wave */
+    uint32_t pc;
+    bool other_wrote;
+} race;
+
+/* Marks `count` bytes at `at` for a wave; true if another one is in the way.
+ * `kind` as in watch_access. */
+static bool mark_bytes(sim_check *check, uint32_t wave_index, uint32_t at,
+                       uint32_t count, uint32_t kind, size_t pc, race *found)
+{
+    uint8_t own = (uint8_t)(wave_index + 1);
+    bool atomic = kind == (SIM_READ | SIM_WRITE);
+    uint8_t as_writer = (uint8_t)(own | (atomic ? ATOMIC : 0));
+
+    for (uint32_t b = at; b < at + count; b++) {
+        check_lds_word *word = &check->lds_word[b / 4];
+        unsigned shift = b % 4 * 8;
+        if (word->epoch != check->epoch) {
+            *word = (check_lds_word){.epoch = check->epoch};
+        }
+        uint8_t writer = (uint8_t)(word->writers >> shift);
+        uint8_t reader = (uint8_t)(word->readers >> shift);
+        bool both_atomic = atomic && (writer & ATOMIC) != 0;
+        if (writer != 0 && (writer & MANY) != own && !both_atomic) {
+            *found = (race){(writer & MANY) - 1u, word->write_pc, true};
+            return true;
+        }
+        if ((kind & SIM_WRITE) != 0) {
+            if (reader != 0 && reader != own) {
+                *found = (race){reader - 1u, word->read_pc, false};
+                return true;
+            }
+            uint8_t mark = both_atomic && (writer & MANY) != own ? ATOMIC | MANY
+                                                                 : as_writer;
+            word->writers = (word->writers & ~(0xffu << shift)) | (uint32_t)mark
+                                                                      << shift;
+            word->write_pc = (uint32_t)pc;
+        } else {
+            uint8_t mark = reader == 0 || reader == own ? own : MANY;
+            word->readers = (word->readers & ~(0xffu << shift)) | (uint32_t)mark
+                                                                      << shift;
+            word->read_pc = (uint32_t)pc;
+        }
+    }
+    return false;
+}
+
+/* The usual case, whole dwords, in one step each. */
+static bool mark_lane(sim_check *check, uint32_t wave_index, uint32_t at,
+                      uint32_t bytes, uint32_t kind, size_t pc, race *found)
+{
+    uint32_t own = (wave_index + 1) * 0x01010101u;
+
+    if (((at | bytes) & 3) != 0 || kind == (SIM_READ | SIM_WRITE)) {
+        return mark_bytes(check, wave_index, at, bytes, kind, pc, found);
+    }
+    for (uint32_t k = 0; k < bytes; k += 4) {
+        check_lds_word *word = &check->lds_word[(at + k) / 4];
+        bool fresh = word->epoch != check->epoch;
+        if (kind == SIM_READ) {
+            if (fresh) {
+                *word = (check_lds_word){.epoch = check->epoch,
+                                         .readers = own,
+                                         .read_pc = (uint32_t)pc};
+                continue;
+            }
+            if (word->readers == own &&
+                (word->writers == 0 || word->writers == own)) {
+                continue;
+            }
+        } else if (fresh) {
+            *word = (check_lds_word){.epoch = check->epoch,
+                                     .writers = own,
+                                     .write_pc = (uint32_t)pc};
+            continue;
+        }
+        if (mark_bytes(check, wave_index, at + k, 4, kind, pc, found)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Who has been at the dwords around `address` since the last barrier. */
+static void add_map(wave *w, uint32_t address)
+{
+    const sim_check *check = w->group->check;
+    sim_fault *fault = w->group->fault;
+    uint32_t first = address / 4 > 2 ? address / 4 - 2 : 0;
+    size_t used = strlen(fault->notes);
+
+    for (uint32_t i = first; i < first + 6 && i < w->group->lds_bytes / 4 &&
+                             used < sizeof fault->notes;
+         i++) {
+        const check_lds_word *word = &check->lds_word[i];
+        bool now = word->epoch == check->epoch;
+        char who[2][24] = {"nobody", "nobody"};
+        uint32_t value,
+            marks[2] = {now ? word->writers : 0, now ? word->readers : 0};
+        memcpy(&value, w->group->lds + 4 * (size_t)i, 4);
+        for (unsigned k = 0; k < 2; k++) {
+            unsigned mark = marks[k] >> address % 4 * 8 & MANY;
+            if (mark == MANY) {
+                (void)snprintf(who[k], sizeof who[k], "several waves");
+            } else if (mark != 0) {
+                (void)snprintf(who[k], sizeof who[k], "wave %u", mark - 1);
+            }
+        }
+        int n = snprintf(fault->notes + used, sizeof fault->notes - used,
+                         "\n  %s LDS 0x%04x 0x%08x written by %s, read by %s",
+                         i == address / 4 ? "=>" : "  ", 4 * i, value, who[0],
+                         who[1]);
+        used += n > 0 ? (size_t)n : 0;
+    }
+}
+
+static bool report_race(wave *w, unsigned l, uint32_t at, uint32_t bytes,
+                        const race *found)
+{
+    if (w->group->fault->kind == SIM_FAULT_NONE) {
+        add_map(w, at);
+    }
+    if (found->other == MANY - 1) {
+        return check_report_at(w, SIM_FAULT_RACE_LDS, l, at, bytes,
+                               "several waves have %s it, the last at pc "
+                               "0x%llx, and no barrier lies in between",
+                               found->other_wrote ? "written" : "read",
+                               (unsigned long long)check_offset(w, found->pc));
+    }
+    return check_report_at(w, SIM_FAULT_RACE_LDS, l, at, bytes,
+                           "wave %u %s it at pc 0x%llx and no barrier, with "
+                           "a wait before it, lies in between",
+                           found->other, found->other_wrote ? "wrote" : "read",
+                           (unsigned long long)check_offset(w, found->pc));
+}
+
+/* True if the store leaves this lane's bytes as they are. */
+static bool is_silent(const wave *w, const isa_row *row,
+                      const watch_access *access, unsigned l)
+{
+    const isa_info *info = &isa_ops[row->op];
+    uint32_t word[4] = {0};
+
+    for (unsigned k = 0; k < (access->bytes + 3) / 4; k++) {
+        word[k] = w->v[(size_t)(access->reg + k) * SIM_LANES + l].u;
+    }
+    if (info->access == M_STORE_8_HI || info->access == M_STORE_16_HI) {
+        word[0] >>= 16;
+    }
+    return memcmp(word, w->group->lds + access->at[l], access->bytes) == 0;
+}
+
+static bool lds_races(wave *w, const isa_row *row, const watch_access *access,
+                      uint64_t lanes)
+{
+    sim_check *check = w->group->check;
+    race found;
+
+    for (uint64_t left = lanes; left != 0; left &= left - 1) {
+        unsigned l = (unsigned)__builtin_ctzll(left);
+        uint32_t at = (uint32_t)access->at[l];
+        if (mark_lane(check, w->index, at, access->bytes, access->kind,
+                      check_pc(w), &found) &&
+            !(access->kind == SIM_WRITE && is_silent(w, row, access, l))) {
+            return report_race(w, l, at, access->bytes, &found);
+        }
+    }
+    return true;
+}
+
+/* After a barrier: an access that is still under way. */
+static void mark_again(wave *w, const check_lds_access *access, size_t pc)
+{
+    race found;
+
+    for (uint64_t left = access->lanes; left != 0; left &= left - 1) {
+        unsigned l = (unsigned)__builtin_ctzll(left);
+        if (mark_lane(w->group->check, w->index, access->at[l], access->bytes,
+                      access->kind, pc, &found)) {
+            w->row = &w->group->dispatch->code->row[pc];
+            (void)report_race(w, l, access->at[l], access->bytes, &found);
+            return;
+        }
+    }
+}
+
+void check_lds_epoch(sim_group *g)
+{
+    g->check->epoch++;
+    for (uint32_t i = 0; i < g->active; i++) {
+        check_waits_each_lds(&g->waves[i], mark_again);
+    }
+}
+
+/* ---- undefined bytes --------------------------------------------------- */
+
+/* Bit 7 or 15 decides the sign extension. */
+static uint32_t sign_extended(uint32_t bad, unsigned width)
+{
+    return (bad >> (width - 1) & 1) != 0 ? bad | UINT32_MAX << width : bad;
+}
+
+/* What a load of these undefined bits leaves in the register. */
+static uint32_t loaded(const isa_info *info, uint32_t old, uint32_t bad)
+{
+    switch (info->access) {
+    case M_LOAD_I8:
+        return sign_extended(bad & 0xff, 8);
+    case M_LOAD_I16:
+        return sign_extended(bad & 0xffff, 16);
+    case M_LOAD_U8:
+    case M_LOAD_U16:
+        return bad;
+    case M_LOAD_U8_LO:
+    case M_LOAD_16_LO:
+        return (old & 0xffff0000u) | bad;
+    case M_LOAD_I8_LO:
+        return (old & 0xffff0000u) | (sign_extended(bad & 0xff, 8) & 0xffff);
+    case M_LOAD_U8_HI:
+    case M_LOAD_16_HI:
+        return (old & 0xffffu) | bad << 16;
+    case M_LOAD_I8_HI:
+        return (old & 0xffffu) | sign_extended(bad & 0xff, 8) << 16;
+    default:
+        return bad;
+    }
+}
+
+/* Where the shadow of byte i of a lane's access lies. */
+static uint8_t *shadow(wave *w, const watch_access *access, unsigned l,
+                       uint32_t i)
+{
+    sim_check *check = w->group->check;
+    uint64_t byte = access->at[l] + i;
+
+    if (access->space == SPACE_LDS) {
+        return check->lds_undefined + byte;
+    }
+    return check->scratch_undefined + w->index * w->group->scratch_wave +
+           byte / 4 * 256 + 4 * l + byte % 4;
+}
+
+static void take_shadow(wave *w, const watch_access *access, unsigned l,
+                        uint32_t word[4])
+{
+    uint8_t bytes[16] = {0};
+
+    if (access->space == SPACE_LDS) {
+        memcpy(bytes, shadow(w, access, l, 0), access->bytes);
+    } else {
+        for (uint32_t i = 0; i < access->bytes; i++) {
+            bytes[i] = *shadow(w, access, l, i);
+        }
+    }
+    memcpy(word, bytes, sizeof bytes);
+}
+
+static void load_undefined(wave *w, const isa_row *row,
+                           const watch_access *access, uint64_t lanes)
+{
+    const isa_info *info = &isa_ops[row->op];
+    check_wave *c = check_of(w);
+    unsigned n = (access->bytes + 3) / 4, reg = access->reg;
+
+    if (access->kind == (SIM_READ | SIM_WRITE)) {
+        reg = row->dst;
+        if (info->format == F_DS ? (info->flags & ISA_RETURN) == 0
+                                 : row->glc == 0) {
+            return;
+        }
+    }
+    for (uint64_t left = lanes; left != 0; left &= left - 1) {
+        unsigned l = (unsigned)__builtin_ctzll(left);
+        uint32_t word[4];
+        take_shadow(w, access, l, word);
+        for (unsigned k = 0; k < n; k++) {
+            uint32_t *to = &check_vector(c, reg + k)[l];
+            *to = loaded(info, *to, word[k]);
+        }
+    }
+    for (unsigned k = 0; k < n; k++) {
+        check_refresh(c, reg + k);
+    }
+}
+
+static void store_undefined(wave *w, const isa_row *row,
+                            const watch_access *access, uint64_t lanes)
+{
+    const isa_info *info = &isa_ops[row->op];
+    check_wave *c = check_of(w);
+    bool high = info->access == M_STORE_8_HI || info->access == M_STORE_16_HI;
+    unsigned n = (access->bytes + 3) / 4;
+    bool clean = true;
+
+    for (unsigned k = 0; k < n; k++) {
+        clean = clean && !check_any(c, access->reg + k);
+    }
+    for (uint64_t left = lanes; left != 0; left &= left - 1) {
+        unsigned l = (unsigned)__builtin_ctzll(left);
+        uint32_t word[4] = {0};
+        for (unsigned k = 0; k < n && !clean; k++) {
+            word[k] = check_vector(c, access->reg + k)[l];
+        }
+        word[0] >>= high ? 16 : 0;
+        if (access->space == SPACE_LDS) {
+            memcpy(shadow(w, access, l, 0), word, access->bytes);
+            continue;
+        }
+        for (uint32_t i = 0; i < access->bytes; i++) {
+            *shadow(w, access, l, i) = (uint8_t)(word[i / 4] >> i % 4 * 8);
+        }
+    }
+}
+
+/* An atomic reads and writes: its data and what it meets must be defined. */
+static bool atomic_undefined(wave *w, const isa_row *row,
+                             const watch_access *access, uint64_t lanes)
+{
+    const isa_info *info = &isa_ops[row->op];
+    unsigned n = (access->bytes + 3) / 4;
+    bool two = (info->flags & ISA_TWO_DATA) != 0;
+    bool consecutive = two && info->format != F_DS;
+
+    if (!check_defined_data(w, row, row->data, consecutive ? 2 * n : n,
+                            lanes) ||
+        (two && !consecutive &&
+         !check_defined_data(w, row, row->data2, n, lanes))) {
+        return false;
+    }
+    for (uint64_t left = lanes; left != 0; left &= left - 1) {
+        unsigned l = (unsigned)__builtin_ctzll(left);
+        uint32_t word[4];
+        take_shadow(w, access, l, word);
+        if ((word[0] | word[1]) != 0) {
+            return check_report_at(w, SIM_FAULT_UNDEFINED, l, access->at[l],
+                                   access->bytes,
+                                   "LDS that was never written meets an "
+                                   "atomic");
+        }
+    }
+    return true;
+}
+
+static bool memory_undefined(wave *w, const isa_row *row,
+                             const watch_access *access, uint64_t lanes)
+{
+    if (access->kind == (SIM_READ | SIM_WRITE) &&
+        !atomic_undefined(w, row, access, lanes)) {
+        return false;
+    }
+    if (access->kind == SIM_WRITE) {
+        store_undefined(w, row, access, lanes);
+    } else {
+        load_undefined(w, row, access, lanes);
+    }
+    return true;
+}
+
+/* ---- accesses ---------------------------------------------------------- */
+
+/* Lanes that stay within `limit` bytes; the executor reports the others. */
+static uint64_t lanes_within(const watch_access *access, uint64_t limit)
+{
+    uint64_t lanes = access->lanes;
+
+    for (uint64_t left = lanes; left != 0; left &= left - 1) {
+        unsigned l = (unsigned)__builtin_ctzll(left);
+        if (access->at[l] > limit || access->bytes > limit - access->at[l]) {
+            lanes &= ~(UINT64_C(1) << l);
+        }
+    }
+    return lanes;
+}
+
+bool check_lds(wave *w, const isa_row *row, const watch_access *access)
+{
+    uint64_t lanes = lanes_within(access, w->group->lds_bytes);
+
+    check_waits_lds(check_of(w), access);
+    return memory_undefined(w, row, access, lanes) &&
+           lds_races(w, row, access, lanes);
+}
+
+bool check_scratch(wave *w, const isa_row *row, const watch_access *access)
+{
+    return memory_undefined(
+        w, row, access,
+        lanes_within(access, w->group->scratch_wave / SIM_LANES));
+}

@@ -1,0 +1,122 @@
+/* races.c: global memory that two workgroups of a launch touch.
+ *
+ * Workgroups run in any order and at the same time, so one must not touch a
+ * byte that another one writes. Every byte of writable memory has two marks:
+ * its writer, and its reader or MANY. Atomics do not race, and order those
+ * who use them: between two workgroups that have both made an atomic access
+ * (or passed a flag through a load that bypasses the caches) nothing is
+ * reported. That is lenient, because the marks do not say what came before
+ * the atomic; a kernel without atomics is checked to the full.
+ *
+ * Threads mark at the same time; a mark is one 32-bit word that is exchanged.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#include "races.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+enum { PAGES = 1 << 16, PAGE_BYTES = 4096 };
+
+struct race_page {
+    _Atomic uint32_t mark[PAGE_BYTES]; /* writer, reader << 16 */
+};
+
+struct sim_races {
+    _Atomic uint64_t number[PAGES]; /* page number + 1, 0 free */
+    _Atomic(race_page *) page[PAGES];
+    _Atomic uint8_t ordered[RACE_MANY + 1]; /* groups that use atomics */
+};
+
+sim_races *sim_races_create(void)
+{
+    return calloc(1, sizeof(sim_races));
+}
+
+void sim_races_free(sim_races *races)
+{
+    for (unsigned i = 0; races != NULL && i < PAGES; i++) {
+        if (atomic_load_explicit(&races->number[i], memory_order_relaxed) !=
+            0) {
+            free(atomic_load(&races->page[i]));
+        }
+    }
+    free(races);
+}
+
+/* Fills a slot that this thread has just taken, or waits for its owner. */
+static race_page *page_of(sim_races *races, unsigned slot, bool taken)
+{
+    if (taken) {
+        race_page *page = calloc(1, sizeof *page);
+        atomic_store(&races->page[slot], page);
+        return page;
+    }
+    return atomic_load(&races->page[slot]);
+}
+
+race_page *sim_races_page(sim_races *races, uint64_t number)
+{
+    unsigned slot =
+        (unsigned)(number * UINT64_C(0x9e3779b97f4a7c15) >> 48) % PAGES;
+
+    for (unsigned tries = 0; tries < 64; tries++) {
+        uint64_t seen = 0;
+        bool taken = atomic_compare_exchange_strong(&races->number[slot], &seen,
+                                                    number + 1);
+        if (taken || seen == number + 1) {
+            return page_of(races, slot, taken);
+        }
+        slot = (slot + 1) % PAGES;
+    }
+    return NULL;
+}
+
+static bool both_ordered(sim_races *races, uint16_t code, uint16_t other)
+{
+    return atomic_load(&races->ordered[code]) != 0 &&
+           (other == RACE_MANY || atomic_load(&races->ordered[other]) != 0);
+}
+
+uint16_t sim_races_mark(sim_races *races, race_page *page, uint32_t offset,
+                        uint32_t kind, uint16_t code)
+{
+    _Atomic uint32_t *mark = &page->mark[offset];
+    uint32_t old = atomic_load_explicit(mark, memory_order_relaxed), new;
+
+    do {
+        uint16_t writer = (uint16_t)old, reader = (uint16_t)(old >> 16);
+        if (writer != RACE_NOBODY && writer != code &&
+            !both_ordered(races, code, writer)) {
+            return writer;
+        }
+        if (kind == SIM_WRITE) {
+            if (reader != RACE_NOBODY && reader != code &&
+                !both_ordered(races, code, reader)) {
+                return reader;
+            }
+            new = (uint32_t)reader << 16 | code;
+        } else {
+            uint16_t by =
+                reader == RACE_NOBODY || reader == code ? code : RACE_MANY;
+            new = (uint32_t)by << 16 | writer;
+        }
+    } while (new != old && !atomic_compare_exchange_weak(mark, &old, new));
+    return RACE_NOBODY;
+}
+
+void sim_races_atomic(sim_races *races, uint16_t code)
+{
+    atomic_store(&races->ordered[code], 1);
+}
+
+void sim_races_poll(sim_races *races, race_page *page, uint32_t offset,
+                    uint16_t code)
+{
+    uint16_t writer = (uint16_t)atomic_load(&page->mark[offset]);
+
+    if (writer != RACE_NOBODY && writer != code) {
+        atomic_store(&races->ordered[code], 1);
+        atomic_store(&races->ordered[writer], 1);
+    }
+}
