@@ -223,7 +223,8 @@ bool check_issue(wave *w, const isa_row *row)
 
 bool check_access(wave *w, const isa_row *row, const watch_access *access)
 {
-    if (!missed_barrier(w, access->lanes)) {
+    /* Scratch is exempt: whole waves spill and reload registers. */
+    if (access->space != SPACE_SCRATCH && !missed_barrier(w, access->lanes)) {
         return false;
     }
     switch (access->space) {

@@ -77,10 +77,10 @@ static void rebuild(check_wave *c)
     }
 }
 
-void check_wait(check_wave *c, unsigned vm, unsigned lgkm)
+bool check_wait(check_wave *c, unsigned vm, unsigned lgkm)
 {
-    unsigned vm_later = 0, lds_later = 0, kept = CHECK_QUEUE;
-    bool changed = false;
+    unsigned vm_later = 0, lds_later = 0, kept = 0;
+    bool changed = false, scalar = false;
 
     for (unsigned i = c->queued; i-- > 0;) {
         check_pending *p = &c->queue[i];
@@ -94,13 +94,13 @@ void check_wait(check_wave *c, unsigned vm, unsigned lgkm)
         }
         changed = changed || !(p->vm || p->lgkm);
     }
-    if (lgkm == 0) {
-        memset(&c->smem, 0, sizeof c->smem);
+    for (unsigned i = 0; i < 3 && lgkm == 0; i++) {
+        scalar = scalar || c->smem.scalar[i] != 0;
+        c->smem.scalar[i] = 0;
     }
     if (!changed) {
-        return;
+        return scalar;
     }
-    kept = 0;
     for (unsigned i = 0; i < c->queued; i++) {
         if (c->queue[i].vm || c->queue[i].lgkm) {
             c->queue[kept++] = c->queue[i];
@@ -108,13 +108,14 @@ void check_wait(check_wave *c, unsigned vm, unsigned lgkm)
     }
     c->queued = kept;
     rebuild(c);
+    return true;
 }
 
 static void push(check_wave *c, check_pending entry)
 {
     /* One slot of each counter must be free. */
-    check_wait(c, entry.vm ? CHECK_VM_MAX - 1 : CHECK_VM_MAX,
-               entry.lgkm ? CHECK_LGKM_MAX - 1 : CHECK_LGKM_MAX);
+    (void)check_wait(c, entry.vm ? CHECK_VM_MAX - 1 : CHECK_VM_MAX,
+                     entry.lgkm ? CHECK_LGKM_MAX - 1 : CHECK_LGKM_MAX);
     if (c->queued == CHECK_QUEUE) {
         /* Only flat accesses can pile up so far; the hardware's counters
          * have long stopped the wave. */
@@ -254,9 +255,12 @@ bool check_waits(wave *w, const isa_row *row, const check_row *facts)
     if (row->op == ISA_s_waitcnt) {
         unsigned imm = (unsigned)row->offset;
         unsigned vm = (imm & 15) | (imm >> 10 & 48), lgkm = imm >> 8 & 15;
-        check_wait(c, vm == CHECK_VM_MAX ? UINT32_MAX : vm,
-                   lgkm == CHECK_LGKM_MAX ? UINT32_MAX : lgkm);
-        return true;
+        bool effect = check_wait(c, vm == CHECK_VM_MAX ? UINT32_MAX : vm,
+                                 lgkm == CHECK_LGKM_MAX ? UINT32_MAX : lgkm);
+        return !effect ||
+               check_offset(w, check_pc(w)) !=
+                   (uint64_t)w->group->dispatch->probe ||
+               check_report(w, SIM_FAULT_WAIT, "has something to wait for");
     }
     for (unsigned i = 0; i < facts->uses.count; i++) {
         const operand *use = &facts->uses.of[i];

@@ -299,6 +299,23 @@ static void valu_indexed(wave *w, const isa_row *row)
     }
 }
 
+/* An endless loop; perhaps for something that comes after a barrier. */
+static void budget_fault(wave *w)
+{
+    char detail[64] = "";
+    uint32_t waiting = 0;
+
+    for (uint32_t i = 0; i < w->group->active; i++) {
+        waiting += w->group->waves[i].state == WAVE_BARRIER;
+    }
+    if (waiting > 0) {
+        (void)snprintf(detail, sizeof detail,
+                       "%u of %u waves wait at a barrier", waiting,
+                       w->group->active);
+    }
+    exec_fault(w, SIM_FAULT_BUDGET, detail);
+}
+
 /* Runs one wave until it waits, ends, faults or has had its slice. Two
  * functions are made of this one, since most runs are not watched. */
 static inline void run_slice(wave *w, uint32_t slice, const bool watched)
@@ -307,6 +324,8 @@ static inline void run_slice(wave *w, uint32_t slice, const bool watched)
     const sim_code *code = g->dispatch->code;
     valu_issue *valu = g->valu;
     uint64_t budget = g->dispatch->budget;
+
+    const uint64_t left_out = g->dispatch->entry + (uint64_t)g->dispatch->skip;
 
     if (budget == 0) {
         budget = UINT64_MAX;
@@ -325,11 +344,11 @@ static inline void run_slice(wave *w, uint32_t slice, const bool watched)
             return;
         }
         if (g->executed == budget) {
-            exec_fault(w, SIM_FAULT_BUDGET, "");
+            budget_fault(w);
             return;
         }
         if (watched) {
-            if (4 * (row - code->row) == g->dispatch->skip) {
+            if (code->address + 4 * (uint64_t)(row - code->row) == left_out) {
                 continue;
             }
             if (!watch_issue(w, row)) {

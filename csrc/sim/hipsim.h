@@ -84,9 +84,11 @@ HIPSIM_API const char *hipsimLastReport(void);
  * 1 best for this host), "budget" (wave instructions per workgroup, 0 none),
  * "seed" (order of the waves, 0 in turn), "dot2" and "ulp" (what is not
  * documented about v_dot2_f32_f16 and the estimates), "profile" (0..1),
- * "skip" (leave out the instruction at this offset of the code, -1 none: for
- * tests that ask whether it was needed). First read from HIPSIM_CHECK,
- * HIPSIM_THREADS, ... once; HIPSIM_DOT2 and HIPSIM_ULP take words. */
+ * "skip" (leave out the instruction at this offset from the kernel's entry, -1
+ * none) and "probe" (report the s_waitcnt there if it has anything to wait
+ * for; level 2): for tests that ask whether an instruction is needed. First
+ * read from HIPSIM_CHECK, HIPSIM_THREADS, ... once; HIPSIM_DOT2 and HIPSIM_ULP
+ * take words. */
 HIPSIM_API hipError_t hipsimSetOption(const char *name, int64_t value);
 HIPSIM_API hipError_t hipsimGetOption(const char *name, int64_t *value);
 

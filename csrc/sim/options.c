@@ -55,6 +55,8 @@ static const option_row rows[SIM_OPTIONS] = {
                         "nearest or adversarial"},
     [SIM_OPTION_PROFILE] = {"profile", "HIPSIM_PROFILE", 0, 0, 1, NULL, NULL},
     [SIM_OPTION_SKIP] = {"skip", "HIPSIM_SKIP", -1, -1, INT64_MAX, NULL, NULL},
+    [SIM_OPTION_PROBE] = {"probe", "HIPSIM_PROBE", -1, -1, INT64_MAX, NULL,
+                          NULL},
 };
 
 static _Atomic int64_t values[SIM_OPTIONS];

@@ -15,7 +15,8 @@ typedef enum sim_option {
     SIM_OPTION_DOT2,    /* SIM_DOT2_* */
     SIM_OPTION_ULP,     /* 1: estimates are off by up to one ulp */
     SIM_OPTION_PROFILE, /* 1: count and time launches */
-    SIM_OPTION_SKIP,    /* leave out the instruction at this code offset */
+    SIM_OPTION_SKIP,    /* leave out the instruction at this offset */
+    SIM_OPTION_PROBE,   /* report the s_waitcnt there if it has an effect */
     SIM_OPTIONS
 } sim_option;
 

@@ -120,11 +120,12 @@ typedef struct sim_dispatch {
     const struct sim_tensor_list *tensors; /* their elements, for check 2 */
     struct sim_races *races;               /* shared by all threads, check 2 */
     int check;                             /* 0 to 2 */
-    uint64_t budget;      /* wave instructions per workgroup, 0 = none */
-    int cpu;              /* 0 portable code, 1 best for this host */
-    uint64_t seed;        /* 0: waves take turns; else the order is random */
-    int64_t skip;         /* offset of an instruction to leave out, -1 none */
-    unsigned dot2;        /* SIM_DOT2_* of options.h */
+    uint64_t budget; /* wave instructions per workgroup, 0 = none */
+    int cpu;         /* 0 portable code, 1 best for this host */
+    uint64_t seed;   /* 0: waves take turns; else the order is random */
+    int64_t skip;  /* instruction to leave out, bytes from the entry, -1 none */
+    int64_t probe; /* s_waitcnt that must find nothing to wait for, -1 none */
+    unsigned dot2; /* SIM_DOT2_* of options.h */
     bool adversarial_ulp; /* estimates are off by up to one ulp */
     bool profile;
 } sim_dispatch;
