@@ -1,14 +1,16 @@
 /* decode.c: instruction words -> isa_row.
  *
- * The fields of each format are taken apart here; isa_find (isa_lists.c)
+ * The fields of the scalar and vector formats are taken apart here, those of
+ * the memory formats in decode_memory.c; isa_find (isa_lists.c)
  * gives opcode -> instruction. What an instruction does is left to exec*.c,
  * its text to disasm.c.
- * Anything unknown leaves op == ISA_UNKNOWN and faults when executed.
+ * Anything unknown leaves op == ISA_UNKNOWN and faults when executed, and so
+ * do set bits in fields that mean nothing: which are such is LLVM 22's view.
  *
  * Source: Vega ISA chapter 13.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
-#include "isa.h"
+#include "decode.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,12 +18,7 @@
 /* The one message a compute kernel may send. */
 enum { MESSAGE_INTERRUPT = 1 };
 
-/* ---- fields ------------------------------------------------------------ */
-
-static uint32_t field(uint32_t word, unsigned low, unsigned bits)
-{
-    return word >> low & ((1u << bits) - 1u);
-}
+/* ---- operands ---------------------------------------------------------- */
 
 static bool source_exists(unsigned code)
 {
@@ -34,7 +31,7 @@ static bool source_exists(unsigned code)
 }
 
 /* A scalar register, or an aligned run of them within one class. */
-static bool scalar_exists(unsigned code, unsigned registers)
+bool decode_scalar_exists(unsigned code, unsigned registers)
 {
     unsigned align = registers < 4 ? registers : 4;
 
@@ -52,17 +49,10 @@ static bool scalar_exists(unsigned code, unsigned registers)
 }
 
 /* A source code that an operand of this many registers may have. */
-static bool source_fits(unsigned code, unsigned registers)
+bool decode_source_fits(unsigned code, unsigned registers)
 {
-    return code < SRC_ZERO ? scalar_exists(code, registers)
+    return code < SRC_ZERO ? decode_scalar_exists(code, registers)
                            : source_exists(code);
-}
-
-static void need_vgprs(isa_row *row, unsigned first, unsigned count)
-{
-    if (first + count > row->vgpr_end) {
-        row->vgpr_end = (uint16_t)(first + count);
-    }
 }
 
 /* A literal constant follows if a source names it. */
@@ -102,7 +92,8 @@ static void decode_scalar(const uint32_t *word, size_t left, isa_row *row)
     case 0x17f:
         row->format = F_SOPP;
         row->op = (uint16_t)isa_find(F_SOPP, field(w, 16, 7));
-        if (row->op == ISA_s_sendmsg && row->offset != MESSAGE_INTERRUPT) {
+        if ((row->op == ISA_s_sendmsg && row->offset != MESSAGE_INTERRUPT) ||
+            (isa_ops[row->op].access == P_NOTHING && row->offset != 0)) {
             row->op = ISA_UNKNOWN;
         }
         return;
@@ -121,47 +112,32 @@ static void decode_scalar(const uint32_t *word, size_t left, isa_row *row)
         }
         break;
     }
-    take_literal(word, left, row);
-
     const isa_info *info = &isa_ops[row->op];
+    for (int i = 0; i < 2; i++) {
+        if (info->type[1 + i] == T_none && row->format != F_SOPK) {
+            row->src[i] = 0; /* s_getpc: an unused field, no literal */
+        }
+    }
+    if (row->op == ISA_s_set_gpr_idx_on) {
+        row->src[1] = SRC_ZERO; /* not an operand: a mask, in offset */
+    }
+    take_literal(word, left, row);
+    info = &isa_ops[row->op];
+    if ((row->op == ISA_s_setpc_b64 || row->op == ISA_s_movrels_b32 ||
+         row->op == ISA_s_movrels_b64) &&
+        row->src[0] >= SRC_ZERO) {
+        row->op = ISA_UNKNOWN;
+    }
     for (int i = 0; i < 2; i++) {
         unsigned type = info->type[1 + i];
         if (type != T_none && row->src[i] != SRC_LITERAL &&
-            (!source_fits(row->src[i], isa_registers(type)) ||
+            (!decode_source_fits(row->src[i], isa_registers(type)) ||
              row->src[i] == SRC_LDS_DIRECT)) {
             row->op = ISA_UNKNOWN;
         }
     }
     if (info->type[0] != T_none &&
-        !scalar_exists(row->dst, isa_registers(info->type[0]))) {
-        row->op = ISA_UNKNOWN;
-    }
-}
-
-static void decode_smem(const uint32_t *word, size_t left, isa_row *row)
-{
-    row->issue = ISSUE_SMEM;
-    row->format = F_SMEM;
-    if (left < 2) {
-        return;
-    }
-    row->dwords = 2;
-    row->op = (uint16_t)isa_find(F_SMEM, field(word[0], 18, 8));
-    row->base = (uint8_t)(field(word[0], 0, 6) * 2);
-    row->dst = (uint8_t)field(word[0], 6, 7);
-    row->soffset_en = (uint8_t)field(word[0], 14, 1);
-    row->glc = (uint8_t)field(word[0], 16, 1);
-    row->imm = (uint8_t)field(word[0], 17, 1);
-    row->offset = (int32_t)(word[1] << 11) >> 11;
-    row->soffset = (uint8_t)(row->soffset_en ? word[1] >> 25 : word[1] & 0x7f);
-
-    const isa_info *info = &isa_ops[row->op];
-    unsigned registers = info->access == M_TIME ? 2u : info->bytes / 4u;
-    bool addressed = info->access != M_CACHE && info->access != M_TIME;
-    if ((registers > 0 && !scalar_exists(row->dst, registers)) ||
-        (addressed && (row->soffset_en || !row->imm) &&
-         !scalar_exists(row->soffset, 1)) ||
-        (addressed && !scalar_exists(row->base, 2))) {
+        !decode_scalar_exists(row->dst, isa_registers(info->type[0]))) {
         row->op = ISA_UNKNOWN;
     }
 }
@@ -178,6 +154,9 @@ static void sdwa(uint32_t word, isa_row *row)
     if (row->format == F_VOPC) {
         row->sdst = (uint8_t)(field(word, 15, 1) ? field(word, 8, 7) : SRC_VCC);
         row->sel[0] = 6;
+        if (!decode_scalar_exists(row->sdst, 2)) {
+            row->op = ISA_UNKNOWN;
+        }
     } else {
         row->sel[0] = (uint8_t)field(word, 8, 3);
         row->dst_unused = (uint8_t)field(word, 11, 2);
@@ -190,7 +169,7 @@ static void sdwa(uint32_t word, isa_row *row)
     row->neg = (uint8_t)(field(word, 20, 1) | field(word, 28, 1) << 1);
     row->abs = (uint8_t)(field(word, 21, 1) | field(word, 29, 1) << 1);
     if (row->sel[0] > 6 || row->sel[1] > 6 || row->sel[2] > 6 ||
-        row->dst_unused > 2) {
+        row->dst_unused > 2 || (row->format == F_VOP1 && word >> 24 != 0)) {
         row->op = ISA_UNKNOWN;
     }
 }
@@ -215,8 +194,16 @@ static void dpp(uint32_t word, isa_row *row)
     }
 }
 
-/* SDWA and DPP exist for one-register operands only, and not for the rows
- * that take a literal or have code of their own. */
+/* mac: the third source is the old destination. */
+static bool accumulates(const isa_info *info)
+{
+    return info->format == F_VOP2 && info->type[3] != T_none &&
+           info->type[3] != T_mask;
+}
+
+/* SDWA and DPP exist for one-register operands only (the result of DPP may
+ * have two), and not for the rows that take a literal or have code of their
+ * own. */
 static bool extendable(const isa_row *row)
 {
     const isa_info *info = &isa_ops[row->op];
@@ -227,7 +214,10 @@ static bool extendable(const isa_row *row)
     if (row->ext == ISA_EXT_DPP && row->format == F_VOPC) {
         return false;
     }
-    for (int i = 0; i < 3; i++) {
+    if (row->ext == ISA_EXT_SDWA && accumulates(info)) {
+        return false; /* mac: gone since gfx9 */
+    }
+    for (int i = row->ext == ISA_EXT_DPP ? 1 : 0; i < 3; i++) {
         if (info->type[i] != T_mask && isa_registers(info->type[i]) != 1) {
             return false;
         }
@@ -264,6 +254,13 @@ static void decode_vop(const uint32_t *word, size_t left, isa_row *row)
     }
     if (row->op == ISA_v_swap_b32) {
         need_vgprs(row, row->dst, 1);
+        if (row->src[0] < SRC_VGPR) {
+            row->op = ISA_UNKNOWN;
+        }
+    }
+    if ((row->op == ISA_v_nop || row->op == ISA_v_clrexcp) &&
+        (w & 0x1fe01ff) != 0) {
+        row->op = ISA_UNKNOWN;
     }
     if (row->src[0] == SRC_SDWA || row->src[0] == SRC_DPP) {
         if (left < 2) {
@@ -310,6 +307,10 @@ static void decode_vop3(const uint32_t *word, size_t left, isa_row *row)
         row->op == ISA_v_readfirstlane_b32) {
         row->op = ISA_UNKNOWN; /* no VOP3 form */
     }
+    if ((row->op == ISA_v_nop || row->op == ISA_v_clrexcp) &&
+        ((w & 0xffff) != 0 || word[1] != 0)) {
+        row->op = ISA_UNKNOWN;
+    }
     const isa_info *info = &isa_ops[row->op];
 
     row->dst = (uint8_t)field(w, 0, 8);
@@ -327,7 +328,7 @@ static void decode_vop3(const uint32_t *word, size_t left, isa_row *row)
         row->omod = (uint8_t)field(word[1], 27, 2);
         if ((info->flags & ISA_CARRY) != 0) {
             row->sdst = (uint8_t)field(w, 8, 7);
-            if (!scalar_exists(row->sdst, 2)) {
+            if (!decode_scalar_exists(row->sdst, 2)) {
                 row->op = ISA_UNKNOWN;
             }
         } else {
@@ -338,29 +339,52 @@ static void decode_vop3(const uint32_t *word, size_t left, isa_row *row)
     if (info->format == F_VOPC || row->op == ISA_v_readlane_b32) {
         row->sdst = row->dst;
         row->dst = 0;
-        if (!scalar_exists(row->sdst, info->format == F_VOPC ? 2 : 1)) {
+        if (!decode_scalar_exists(row->sdst, info->format == F_VOPC ? 2 : 1)) {
             row->op = ISA_UNKNOWN;
         }
     }
     if (info->type[3] == T_none) {
         row->src[2] = 0;
-    } else if (info->format == F_VOP2 && info->type[3] != T_mask) {
-        row->src[2] = (uint16_t)(SRC_VGPR + row->dst); /* mac */
+    } else if (accumulates(info)) {
+        row->src[2] = (uint16_t)(SRC_VGPR + row->dst);
     }
     for (int i = 0; i < 3; i++) {
         unsigned code = row->src[i];
         if (info->type[1 + i] != T_none &&
             (code == SRC_LITERAL ||
-             (info->type[1 + i] == T_mask && !scalar_exists(code, 2)))) {
+             (info->type[1 + i] == T_mask && !decode_scalar_exists(code, 2)))) {
             row->op = ISA_UNKNOWN;
         }
     }
-    if ((row->op == ISA_v_readlane_b32 && row->src[0] < SRC_VGPR) ||
+    if ((row->op == ISA_v_mqsad_u32_u8 && row->src[2] < SRC_VGPR) ||
+        (row->op == ISA_v_readlane_b32 && row->src[0] < SRC_VGPR) ||
         ((row->op == ISA_v_readlane_b32 || row->op == ISA_v_writelane_b32) &&
          row->src[1] >= SRC_VGPR) ||
         (row->op == ISA_v_writelane_b32 && row->src[0] >= SRC_VGPR)) {
         row->op = ISA_UNKNOWN;
     }
+}
+
+static bool compares_floats(const isa_info *info)
+{
+    return info->format == F_VOPC && isa_is_float(info->type[1]) &&
+           isa_is_float(info->type[2]);
+}
+
+/* The bits of op_sel that choose something: one per 16-bit source, 8 the
+ * half of the destination. */
+static unsigned selectable(const isa_row *row)
+{
+    const isa_info *info = &isa_ops[row->op];
+    unsigned bits = 0;
+
+    for (unsigned i = 0; i < 3; i++) {
+        bits |= info->type[1 + i] == T_none ? 0 : 1u << i;
+    }
+    if (row->format == F_VOP3P) {
+        return info->type[1] == T_raw ? 0 : bits;
+    }
+    return (info->flags & ISA_SELECT) != 0 ? bits | 8 : 0;
 }
 
 /* False if a modifier is set that the instruction has no use for: the
@@ -373,7 +397,7 @@ static bool modifiers_fit(const isa_row *row)
     unsigned extends = row->sext;
 
     for (unsigned i = 0; i < 3; i++) {
-        if (isa_takes_sign(row, i)) {
+        if (isa_takes_sign(row, i) && !(i == 2 && accumulates(info))) {
             signs &= ~(1u << i);
         } else if (info->type[1 + i] != T_none) {
             extends &= ~(1u << i);
@@ -382,9 +406,9 @@ static bool modifiers_fit(const isa_row *row)
     bool to_float = isa_is_float(info->type[0]);
     return signs == 0 && extends == 0 &&
            (row->omod == 0 || (to_float && !packed)) &&
-           (row->clamp == 0 || to_float || row->format == F_VOPC ||
-            info->format == F_VOPC || strstr(info->meaning, "CLAMP") != NULL) &&
-           (packed || row->op_sel == 0 || (info->flags & ISA_SELECT) != 0);
+           (row->clamp == 0 || to_float || compares_floats(info) ||
+            strstr(info->meaning, "CLAMP") != NULL) &&
+           (row->op_sel & ~selectable(row)) == 0;
 }
 
 /* Which VGPRs a vector row names, and whether it has no modifier at all. */
@@ -396,7 +420,8 @@ static void finish_valu(isa_row *row)
     if (row->op == ISA_v_readfirstlane_b32) {
         row->sdst = row->dst;
         row->dst = 0;
-        if (!scalar_exists(row->sdst, 1)) {
+        if (!decode_scalar_exists(row->sdst, 1) || row->sdst == SRC_M0 ||
+            row->src[0] < SRC_VGPR) {
             row->op = ISA_UNKNOWN;
         }
     } else if (info->type[0] != T_mask && info->type[0] != T_none &&
@@ -410,7 +435,7 @@ static void finish_valu(isa_row *row)
         }
         if (row->src[i] >= SRC_VGPR) {
             need_vgprs(row, row->src[i] - SRC_VGPR, isa_registers(type));
-        } else if (!source_fits(row->src[i], isa_registers(type)) ||
+        } else if (!decode_source_fits(row->src[i], isa_registers(type)) ||
                    row->src[i] == SRC_LDS_DIRECT) {
             row->op = ISA_UNKNOWN;
         }
@@ -429,151 +454,6 @@ static void finish_valu(isa_row *row)
     row->plain = !halves && natural && row->ext == ISA_EXT_NONE &&
                  row->neg == 0 && row->abs == 0 && row->neg_hi == 0 &&
                  row->op_sel == 0 && row->omod == 0 && row->clamp == 0;
-}
-
-static void decode_ds(const uint32_t *word, size_t left, isa_row *row)
-{
-    row->issue = ISSUE_DS;
-    row->format = F_DS;
-    if (left < 2) {
-        return;
-    }
-    row->dwords = 2;
-    row->op = (uint16_t)isa_find(F_DS, field(word[0], 17, 8));
-    row->offset = (int32_t)field(word[0], 0, 16);
-    row->gds = (uint8_t)field(word[0], 16, 1);
-    row->addr = (uint8_t)field(word[1], 0, 8);
-    row->data = (uint8_t)field(word[1], 8, 8);
-    row->data2 = (uint8_t)field(word[1], 16, 8);
-    row->dst = (uint8_t)field(word[1], 24, 8);
-
-    const isa_info *info = &isa_ops[row->op];
-    unsigned registers = (info->bytes + 3u) / 4u;
-    if (info->access == M_NOP) {
-        return;
-    }
-    need_vgprs(row, row->addr, 1);
-    switch (info->access) {
-    case M_READ2:
-    case M_READ2ST64:
-        need_vgprs(row, row->dst, 2 * registers);
-        break;
-    case M_WRITE2:
-    case M_WRITE2ST64:
-        need_vgprs(row, row->data, registers);
-        need_vgprs(row, row->data2, registers);
-        break;
-    case M_STORE:
-    case M_STORE_8:
-    case M_STORE_16:
-    case M_STORE_8_HI:
-    case M_STORE_16_HI:
-        need_vgprs(row, row->data, registers);
-        break;
-    case M_ATOMIC:
-        need_vgprs(row, row->data, registers);
-        if ((info->flags & ISA_TWO_DATA) != 0) {
-            need_vgprs(row, row->data2, registers);
-        }
-        if ((info->flags & ISA_RETURN) != 0) {
-            need_vgprs(row, row->dst, registers);
-        }
-        break;
-    case M_PERMUTE:
-    case M_BPERMUTE:
-        need_vgprs(row, row->data, 1);
-        need_vgprs(row, row->dst, 1);
-        break;
-    default:
-        need_vgprs(row, row->dst, registers);
-        break;
-    }
-}
-
-static void need_data(isa_row *row)
-{
-    const isa_info *info = &isa_ops[row->op];
-    unsigned registers = (info->bytes + 3u) / 4u;
-    bool store = info->access == M_STORE ||
-                 (info->access >= M_STORE_8 && info->access <= M_STORE_16_HI);
-
-    if (info->access == M_ATOMIC) {
-        bool two = (info->flags & ISA_TWO_DATA) != 0;
-        need_vgprs(row, row->data, two ? 2 * registers : registers);
-        if (row->glc) {
-            need_vgprs(row, row->dst, registers);
-        }
-    } else {
-        need_vgprs(row, store ? row->data : row->dst, registers);
-    }
-}
-
-static void decode_flat(const uint32_t *word, size_t left, isa_row *row)
-{
-    static const uint8_t formats[4] = {F_FLAT, F_SCRATCH, F_GLOBAL, F_NONE};
-    unsigned segment = field(word[0], 14, 2);
-
-    row->issue = ISSUE_FLAT;
-    row->format = formats[segment];
-    if (left < 2 || segment == 3) {
-        return;
-    }
-    row->dwords = 2;
-    row->op = (uint16_t)isa_find(row->format, field(word[0], 18, 7));
-    row->offset = segment == 0 ? (int32_t)field(word[0], 0, 12)
-                               : (int32_t)(word[0] << 19) >> 19;
-    row->lds = (uint8_t)field(word[0], 13, 1);
-    row->glc = (uint8_t)field(word[0], 16, 1);
-    row->slc = (uint8_t)field(word[0], 17, 1);
-    row->addr = (uint8_t)field(word[1], 0, 8);
-    row->data = (uint8_t)field(word[1], 8, 8);
-    row->base = (uint8_t)(segment == 0 ? 0x7f : field(word[1], 16, 7));
-    row->dst = (uint8_t)field(word[1], 24, 8);
-    if (row->lds || (row->base != 0x7f &&
-                     !scalar_exists(row->base, segment == 2 ? 2 : 1))) {
-        row->op = ISA_UNKNOWN;
-    }
-    need_data(row);
-    if (segment == 1) {
-        if (row->base == 0x7f) {
-            need_vgprs(row, row->addr, 1);
-        }
-    } else {
-        need_vgprs(row, row->addr, row->base == 0x7f ? 2 : 1);
-    }
-}
-
-static void decode_mubuf(const uint32_t *word, size_t left, isa_row *row)
-{
-    row->issue = ISSUE_MUBUF;
-    row->format = F_MUBUF;
-    if (left < 2) {
-        return;
-    }
-    row->dwords = 2;
-    row->op = (uint16_t)isa_find(F_MUBUF, field(word[0], 18, 7));
-    row->offset = (int32_t)field(word[0], 0, 12);
-    row->offen = (uint8_t)field(word[0], 12, 1);
-    row->idxen = (uint8_t)field(word[0], 13, 1);
-    row->glc = (uint8_t)field(word[0], 14, 1);
-    row->lds = (uint8_t)field(word[0], 16, 1);
-    row->slc = (uint8_t)field(word[0], 17, 1);
-    row->addr = (uint8_t)field(word[1], 0, 8);
-    row->data = row->dst = (uint8_t)field(word[1], 8, 8);
-    row->base = (uint8_t)(field(word[1], 16, 5) * 4);
-    row->tfe = (uint8_t)field(word[1], 23, 1);
-    row->soffset = (uint8_t)field(word[1], 24, 8);
-    if (isa_ops[row->op].access == M_CACHE) {
-        return;
-    }
-    if (row->lds || row->tfe || !scalar_exists(row->base, 4) ||
-        !source_fits(row->soffset, 1) || row->soffset >= SRC_LDS_DIRECT) {
-        row->op = ISA_UNKNOWN;
-    }
-    need_data(row);
-    if (row->offen || row->idxen) {
-        need_vgprs(row, row->addr, row->offen && row->idxen ? 2 : 1);
-    }
 }
 
 void isa_decode(const uint32_t *word, size_t left, isa_row *row)

@@ -81,6 +81,10 @@ static void put_sgpr(text *t, unsigned code, unsigned count)
     }
 }
 
+/* The inline floats 0.5, -0.5 ... -4.0 and 1 / (2 pi), as halves. */
+static const uint16_t half_constants[9] = {
+    0x3800, 0xb800, 0x3c00, 0xbc00, 0x4000, 0xc000, 0x4400, 0xc400, 0x3118};
+
 /* A literal whose value has an inline code is marked, so that the text
  * assembles back to the same words. */
 static void put_literal(text *t, const isa_row *row, unsigned type)
@@ -91,16 +95,23 @@ static void put_literal(text *t, const isa_row *row, unsigned type)
     uint32_t value = row->literal;
     bool half = type == T_u16 || type == T_i16 || type == T_f16;
     bool coded = value <= 64 || value >= 0u - 16u;
+    uint16_t low = (uint16_t)value;
 
-    if (isa_has_constant(row->op)) {
-        put(t, "0x%x", value); /* it has no inline code */
+    if (isa_has_constant(row->op)) { /* shared by two operands: no code */
+        put(t, "0x%x", half ? value & 0xffff : value);
         return;
     }
     for (unsigned i = 0; i < 9; i++) {
         coded =
             coded || (!half && isa_registers(type) == 1 && value == floats[i]);
     }
-    put(t, coded ? "lit(0x%x)" : "0x%x", half ? value & 0xffff : value);
+    if (type == T_f16) {
+        coded = low <= 64 || low >= 0xfff0;
+        for (unsigned i = 0; i < 9; i++) {
+            coded = coded || low == half_constants[i];
+        }
+    }
+    put(t, coded ? "lit(0x%x)" : "0x%x", half && !coded ? low : value);
 }
 
 static void put_source(text *t, const isa_row *row, unsigned code,
@@ -108,9 +119,6 @@ static void put_source(text *t, const isa_row *row, unsigned code,
 {
     static const char *const floats[] = {"0.5", "-0.5", "1.0", "-1.0",
                                          "2.0", "-2.0", "4.0", "-4.0"};
-    /* The same as 16-bit integers, and 1 / (2 pi). */
-    static const uint16_t halves[] = {0x3800, 0xb800, 0x3c00, 0xbc00, 0x4000,
-                                      0xc000, 0x4400, 0xc400, 0x3118};
     static const char *const others[] = {
         "src_shared_base", "src_shared_limit", "src_private_base",
         "src_private_limit", "src_pops_exiting_wave_id"};
@@ -128,7 +136,7 @@ static void put_source(text *t, const isa_row *row, unsigned code,
         put(t, "%s", others[code - SRC_SHARED_BASE]);
     } else if (code >= SRC_HALF && code <= SRC_INV_2PI &&
                (type == T_u16 || type == T_i16) && row->format != F_VOP3P) {
-        put(t, "0x%x", halves[code - SRC_HALF]);
+        put(t, "0x%x", half_constants[code - SRC_HALF]);
     } else if (code >= SRC_HALF && code < SRC_INV_2PI) {
         put(t, "%s", floats[code - SRC_HALF]);
     } else {
@@ -170,6 +178,12 @@ static void put_vector_source(text *t, const isa_row *row, unsigned i)
         !(row->src[i] >= SRC_VCCZ && row->src[i] <= SRC_LDS_DIRECT);
     bool call = negate && !absolute && constant;
 
+    if (i == 2 && isa_has_constant(row->op)) {
+        type = T_u32; /* all bits, also of a half */
+    } else if ((i == 1 && row->op == ISA_v_ldexp_f16) ||
+               row->op == ISA_v_pack_b32_f16) {
+        type = T_f16; /* so LLVM spells them */
+    }
     put(t, "%s", call ? "neg(" : negate ? "-" : "");
     put(t, "%s%s", absolute ? "|" : "", extend ? "sext(" : "");
     put_source(t, row, row->src[i], type);
@@ -319,7 +333,7 @@ static void put_scalar(text *t, const isa_row *row, const isa_info *info)
         if (info->type[1 + i] != T_none) {
             put(t, "%s", comma);
             if (i == 1 && row->op == ISA_s_set_gpr_idx_on) {
-                put_gpr_idx(t, row->src[1]);
+                put_gpr_idx(t, (unsigned)row->offset >> 8 & 255);
                 continue;
             }
             put_source(t, row, row->src[i], info->type[1 + i]);
@@ -534,7 +548,11 @@ static void put_swizzle(text *t, unsigned imm)
         return;
     }
     put(t, " offset:");
-    if ((imm & 0xff00) == 0x8000) {
+    if (imm >= 0xe000) {
+        put(t, "swizzle(FFT,%u)", imm & 31);
+    } else if (imm >= 0xc000) {
+        put(t, "swizzle(ROTATE,%u,%u)", imm >> 10 & 1, imm >> 5 & 31);
+    } else if ((imm & 0xff00) == 0x8000) {
         put(t, "swizzle(QUAD_PERM,%u,%u,%u,%u)", imm & 3, imm >> 2 & 3,
             imm >> 4 & 3, imm >> 6 & 3);
     } else if (imm & 0x8000) {
@@ -556,46 +574,31 @@ static void put_swizzle(text *t, unsigned imm)
     }
 }
 
-static bool stores(const isa_info *info)
-{
-    return info->access == M_STORE || info->access == M_STORE_8 ||
-           info->access == M_STORE_16 || info->access == M_STORE_8_HI ||
-           info->access == M_STORE_16_HI || info->access == M_WRITE2 ||
-           info->access == M_WRITE2ST64;
-}
-
 static void put_ds(text *t, const isa_row *row, const isa_info *info)
 {
-    unsigned registers = (info->bytes + 3u) / 4u;
+    const isa_ds_use use = isa_ds_fields(info);
+    const struct {
+        unsigned first, count;
+    } fields[4] = {{row->dst, use.dst},
+                   {row->addr, use.addr},
+                   {row->data, use.data},
+                   {row->data2, use.data2}};
     unsigned imm = (unsigned)row->offset;
-    bool two = info->access >= M_READ2 && info->access <= M_WRITE2ST64;
-    bool load = info->access == M_READ2 || info->access == M_READ2ST64;
-    bool data = stores(info) || info->access == M_ATOMIC ||
-                info->access == M_PERMUTE || info->access == M_BPERMUTE;
-    bool result = info->access == M_ATOMIC ? (info->flags & ISA_RETURN) != 0
-                                           : !stores(info);
+    const char *comma = " ";
 
     if (info->access == M_NOP) {
         return;
     }
-    put(t, " ");
-    if (result) {
-        put_vgpr(t, row->dst, load ? 2 * registers : registers);
-        put(t, ", ");
-    }
-    put_vgpr(t, row->addr, 1);
-    if (data) {
-        put(t, ", ");
-        put_vgpr(t, row->data, registers);
-    }
-    if ((two && !load) ||
-        (info->access == M_ATOMIC && (info->flags & ISA_TWO_DATA) != 0)) {
-        put(t, ", ");
-        put_vgpr(t, row->data2, registers);
+    for (unsigned i = 0; i < 4; i++) {
+        if (fields[i].count > 0) {
+            put(t, "%s", comma);
+            put_vgpr(t, fields[i].first, fields[i].count);
+            comma = ", ";
+        }
     }
     if (info->access == M_SWIZZLE) {
         put_swizzle(t, imm);
-    } else if (two) {
+    } else if (info->access >= M_READ2 && info->access <= M_XCHG2ST64) {
         if (imm & 255) {
             put(t, " offset0:%u", imm & 255);
         }
@@ -630,15 +633,15 @@ static void put_flat_address(text *t, const isa_row *row)
 static void put_flat(text *t, const isa_row *row, const isa_info *info)
 {
     bool atomic = info->access == M_ATOMIC;
-    bool result = atomic ? row->glc != 0 : !stores(info);
+    bool result = atomic ? row->glc != 0 : !isa_is_store(info);
 
     put(t, " ");
-    if (result) {
+    if (result && !row->lds) {
         put_vgpr(t, row->dst, (info->bytes + 3u) / 4u);
         put(t, ", ");
     }
     put_flat_address(t, row);
-    if (atomic || stores(info)) {
+    if (atomic || isa_is_store(info)) {
         put(t, ", ");
         put_vgpr(t, row->data, data_registers(info));
     }
@@ -653,7 +656,8 @@ static void put_flat(text *t, const isa_row *row, const isa_info *info)
     if (row->offset != 0) {
         put(t, " offset:%d", row->offset);
     }
-    put(t, "%s%s", row->glc ? " glc" : "", row->slc ? " slc" : "");
+    put(t, "%s%s%s", row->glc ? " glc" : "", row->slc ? " slc" : "",
+        row->lds ? " lds" : "");
 }
 
 static void put_mubuf(text *t, const isa_row *row, const isa_info *info)
@@ -662,8 +666,10 @@ static void put_mubuf(text *t, const isa_row *row, const isa_info *info)
         return;
     }
     put(t, " ");
-    put_vgpr(t, row->data, data_registers(info));
-    put(t, ", ");
+    if (!row->lds) {
+        put_vgpr(t, row->data, data_registers(info));
+        put(t, ", ");
+    }
     if (row->offen || row->idxen) {
         put_vgpr(t, row->addr, row->offen && row->idxen ? 2 : 1);
     } else {
@@ -677,7 +683,8 @@ static void put_mubuf(text *t, const isa_row *row, const isa_info *info)
     if (row->offset != 0) {
         put(t, " offset:%d", row->offset);
     }
-    put(t, "%s%s", row->glc ? " glc" : "", row->slc ? " slc" : "");
+    put(t, "%s%s%s", row->glc ? " glc" : "", row->slc ? " slc" : "",
+        row->lds ? " lds" : "");
 }
 
 unsigned sim_disasm(const sim_code *code, size_t offset, char *out,

@@ -58,9 +58,9 @@ static bool watch_lanes(wave *w, const isa_row *row, uint64_t exec,
     watch_access access = {
         .lanes = exec,
         .bytes = info->bytes,
-        .kind = info->access == M_ATOMIC ? SIM_READ | SIM_WRITE
-                : isa_is_store(info)     ? SIM_WRITE
-                                         : SIM_READ,
+        .kind = isa_is_atomic(info)  ? SIM_READ | SIM_WRITE
+                : isa_is_store(info) ? SIM_WRITE
+                                     : SIM_READ,
         .space = SPACE_LDS,
         .reg = reg,
     };
@@ -104,16 +104,39 @@ static void store_rows(wave *w, uint64_t exec, const uint32_t at[SIM_LANES],
     }
 }
 
+/* Both exchanges of one lane before those of the next. The results, which may
+ * overwrite the data registers, are written last. */
+static void exchange_two(wave *w, const isa_row *row, uint64_t exec,
+                         uint32_t at[2][SIM_LANES], unsigned dwords)
+{
+    const unsigned data[2] = {row->data, row->data2};
+    uint32_t old[4][SIM_LANES] = {{0}};
+
+    FOR_ACTIVE (l, exec) {
+        for (unsigned k = 0; k < 2 * dwords; k++) {
+            uint8_t *word = w->group->lds + at[k / dwords][l] + k % dwords * 4;
+            unsigned reg = data[k / dwords] + k % dwords;
+            memcpy(&old[k][l], word, 4);
+            memcpy(word, &w->v[(size_t)reg * SIM_LANES + l], 4);
+        }
+    }
+    FOR_ACTIVE (l, exec) {
+        for (unsigned k = 0; k < 2 * dwords; k++) {
+            w->v[(size_t)(row->dst + k) * SIM_LANES + l].u = old[k][l];
+        }
+    }
+}
+
 /* Two accesses in one instruction. Both loads use the addresses from before
  * the first, which may overwrite the address register. */
 static void two(wave *w, const isa_row *row, const isa_info *info,
                 uint64_t exec, const lane *base)
 {
     bool load = info->access == M_READ2 || info->access == M_READ2ST64;
-    uint32_t unit =
-        info->bytes *
-        (info->access == M_READ2ST64 || info->access == M_WRITE2ST64 ? 64u
-                                                                     : 1u);
+    bool swap = info->access == M_XCHG2 || info->access == M_XCHG2ST64;
+    bool far = info->access == M_READ2ST64 || info->access == M_WRITE2ST64 ||
+               info->access == M_XCHG2ST64;
+    uint32_t unit = info->bytes * (far ? 64u : 1u);
     uint32_t first = ((uint32_t)row->offset & 255) * unit;
     uint32_t second = ((uint32_t)row->offset >> 8) * unit;
     unsigned dwords = info->bytes / 4;
@@ -129,7 +152,9 @@ static void two(wave *w, const isa_row *row, const isa_info *info,
                       load ? row->dst + dwords : row->data2))) {
         return;
     }
-    if (load) {
+    if (swap) {
+        exchange_two(w, row, exec, at, dwords);
+    } else if (load) {
         load_rows(w, exec, at[0], row->dst, dwords);
         load_rows(w, exec, at[1], row->dst + dwords, dwords);
     } else {
@@ -281,6 +306,35 @@ static void exchange(wave *w, const isa_row *row, const isa_info *info,
     }
 }
 
+/* Adds the number of active lanes to a counter at M0[15:0], or takes it away;
+ * all lanes get the old value. One access, by the first active lane. */
+static void count_lanes(wave *w, const isa_row *row, const isa_info *info,
+                        uint64_t exec)
+{
+    uint64_t first = exec & (0 - exec);
+    uint32_t active = (uint32_t)__builtin_popcountll(exec);
+    lane base[SIM_LANES];
+    uint32_t at[SIM_LANES], old = 0;
+
+    for (unsigned l = 0; l < SIM_LANES; l++) {
+        base[l].u = w->s[SRC_M0] & 0xffff;
+    }
+    if (exec == 0 ||
+        !find_lanes(w, first, base, (uint32_t)row->offset, info->bytes, at)) {
+        return;
+    }
+    if (w->group->watched && !watch_lanes(w, row, first, at, row->dst)) {
+        return;
+    }
+    uint8_t *word = w->group->lds + at[0];
+    memcpy(&old, word, 4);
+    uint32_t new = info->access == M_APPEND ? old + active : old - active;
+    memcpy(word, &new, 4);
+    FOR_ACTIVE (l, exec) {
+        w->v[(size_t)row->dst * SIM_LANES + l].u = old;
+    }
+}
+
 void exec_lds(wave *w, const isa_row *row)
 {
     const isa_info *info = &isa_ops[row->op];
@@ -304,7 +358,13 @@ void exec_lds(wave *w, const isa_row *row)
     case M_READ2ST64:
     case M_WRITE2:
     case M_WRITE2ST64:
+    case M_XCHG2:
+    case M_XCHG2ST64:
         two(w, row, info, exec, base);
+        return;
+    case M_APPEND:
+    case M_CONSUME:
+        count_lanes(w, row, info, exec);
         return;
     default:
         break;

@@ -179,12 +179,11 @@ static void atomic_lane(wave *w, const isa_row *row, const isa_info *info,
             value[k] |= (uint64_t)*reg(w, row->data + 2 * k + 1, l) << 32;
         }
     }
-    if (p->kind == PLACE_SCRATCH) {
-        exec_fault_at(w, SIM_FAULT_SCRATCH, l, p->offset, info->bytes,
-                      "atomic on private memory");
-        return;
-    }
-    if (p->kind == PLACE_LINEAR) {
+    if (p->kind == PLACE_SCRATCH) { /* nobody else sees it */
+        fetch(p, &old, info->bytes);
+        uint64_t new = combine(row->op, old, value[0], value[1]);
+        deposit(p, &new, info->bytes);
+    } else if (p->kind == PLACE_LINEAR) {
         if ((uintptr_t)p->at % info->bytes != 0) {
             exec_fault_at(w, SIM_FAULT_ALIGNMENT, l, (uintptr_t)p->at,
                           info->bytes, "");
@@ -201,6 +200,41 @@ static void atomic_lane(wave *w, const isa_row *row, const isa_info *info,
     }
 }
 
+/* Where a load with the lds bit puts lane l's dword: at M0[15:0], plus the
+ * instruction's offset, which counts on both sides. */
+static uint32_t lds_target(const wave *w, const isa_row *row, unsigned l)
+{
+    return (w->s[SRC_M0] & 0xffff) + (uint32_t)row->offset + 4 * l;
+}
+
+static void load_to_lds(wave *w, const isa_row *row, const isa_info *info,
+                        unsigned l, const place *p)
+{
+    uint32_t at = lds_target(w, row, l), word = 0;
+
+    fetch(p, &word, info->bytes);
+    word = info->access == M_LOAD_I8    ? (uint32_t)(int8_t)word
+           : info->access == M_LOAD_I16 ? (uint32_t)(int16_t)word
+                                        : word;
+    if ((uint64_t)at + 4 > w->group->lds_bytes) {
+        exec_fault_at(w, SIM_FAULT_LDS, l, at, 4, "target of the load");
+        return;
+    }
+    memcpy(w->group->lds + at, &word, 4);
+}
+
+/* Tells the watchers of those targets. */
+static bool watch_lds_targets(wave *w, const isa_row *row, uint64_t lanes)
+{
+    watch_access access = {
+        .lanes = lanes, .bytes = 4, .kind = SIM_WRITE, .space = SPACE_LDS};
+
+    for (unsigned l = 0; l < SIM_LANES; l++) {
+        access.at[l] = lds_target(w, row, l);
+    }
+    return !row->lds || watch_access_lanes(w, row, &access);
+}
+
 static void access_lane(wave *w, const isa_row *row, const isa_info *info,
                         unsigned l, const place *p)
 {
@@ -208,6 +242,8 @@ static void access_lane(wave *w, const isa_row *row, const isa_info *info,
         atomic_lane(w, row, info, l, p);
     } else if (isa_is_store(info)) {
         store_lane(w, row, info, l, p);
+    } else if (row->lds) {
+        load_to_lds(w, row, info, l, p);
     } else {
         load_lane(w, row, info, l, p);
     }
@@ -390,7 +426,8 @@ void exec_flat(wave *w, const isa_row *row)
     }
     lane_addresses(w, row, address);
     count_misaligned(w, info, exec, address);
-    if (w->group->watched && !watch_flat(w, row, info, exec, address)) {
+    if (w->group->watched && (!watch_flat(w, row, info, exec, address) ||
+                              !watch_lds_targets(w, row, exec))) {
         return;
     }
     fast = row->format != F_SCRATCH && one_region(w, info, exec, address);
@@ -542,7 +579,8 @@ void exec_mubuf(wave *w, const isa_row *row)
         }
     }
     if (w->group->watched &&
-        !watch_buffer(w, row, info, &buffer, soffset, index, voffset)) {
+        (!watch_buffer(w, row, info, &buffer, soffset, index, voffset) ||
+         !watch_lds_targets(w, row, exec))) {
         return;
     }
     for (uint64_t left = exec; left != 0 && w->state == WAVE_RUNNING;

@@ -157,6 +157,9 @@ static void write_hwreg(wave *w, uint32_t what, uint32_t value)
     uint32_t offset = what >> 6 & 31, width = (what >> 11 & 31) + 1;
     uint32_t mask = (width == 32 ? UINT32_MAX : (1u << width) - 1u) << offset;
 
+    if ((what & 63) == HWREG_TRAPSTS && (value & mask >> offset) == 0) {
+        return; /* no exception flag is ever set, so none has to be cleared */
+    }
     if ((what & 63) != HWREG_MODE) {
         exec_fault(w, SIM_FAULT_OPCODE, "hardware register not simulated");
         return;
@@ -170,6 +173,39 @@ static void set_gpr_index(wave *w, uint32_t index, uint32_t which)
 {
     w->mode |= 1u << MODE_GPR_IDX;
     w->s[SRC_M0] = (w->s[SRC_M0] & ~0xf0ffu) | (index & 0xff) | which << 12;
+}
+
+/* s_movrel: M0 is added to the number of the source or of the destination,
+ * which stays among the registers of its wave. */
+static unsigned relative(wave *w, unsigned code, unsigned count)
+{
+    uint64_t at = (uint64_t)code + w->s[SRC_M0];
+
+    if (code >= SIM_SGPRS || at + count > SIM_SGPRS || at % count != 0) {
+        exec_fault(w, SIM_FAULT_REGISTER, "no such SGPR: M0 goes too far");
+        return code;
+    }
+    return (unsigned)at;
+}
+
+static uint64_t read_relative(wave *w, unsigned code, unsigned count)
+{
+    unsigned at = relative(w, code, count);
+
+    return count == 2 ? pair(w, at) : w->s[at];
+}
+
+static void write_relative(wave *w, unsigned code, uint64_t value,
+                           unsigned count)
+{
+    unsigned at = relative(w, code, count);
+
+    if (w->state == WAVE_RUNNING) {
+        w->s[at] = (uint32_t)value;
+        if (count == 2) {
+            w->s[at + 1] = (uint32_t)(value >> 32);
+        }
+    }
 }
 
 /* ---- the lists --------------------------------------------------------- */

@@ -19,6 +19,7 @@
 #include "exec_float.h"
 #include "exec_integer.h"
 #include "exec_lanes.h"
+#include "exec_media.h"
 
 #include <fenv.h>
 
@@ -335,10 +336,12 @@ static void widen(unsigned type, unsigned shift, const lane *from, lane *to)
 }
 
 /* Sign modifiers, on the register that holds the sign. */
-static void apply_sign(bool absolute, bool negate, const lane *from, lane *to)
+static void apply_sign(unsigned type, bool absolute, bool negate,
+                       const lane *from, lane *to)
 {
-    uint32_t keep = absolute ? 0x7fffffffu : 0xffffffffu;
-    uint32_t flip = negate ? 0x80000000u : 0;
+    uint32_t sign = type == T_u16 ? 0x8000u : 0x80000000u; /* v_pack */
+    uint32_t keep = absolute ? ~sign : 0xffffffffu;
+    uint32_t flip = negate ? sign : 0;
     for (unsigned l = 0; l < SIM_LANES; l++) {
         to[l].u = (from[l].u & keep) ^ flip;
     }
@@ -431,12 +434,13 @@ static const lane *source(const wave *w, const isa_row *row, unsigned i,
     bool wide = isa_registers(type) == 2;
     if (isa_takes_sign(row, i) && (absolute || negate)) {
         if (wide) {
-            apply_sign(absolute, negate, from + SIM_LANES, buffer + SIM_LANES);
+            apply_sign(type, absolute, negate, from + SIM_LANES,
+                       buffer + SIM_LANES);
             if (from != buffer) {
                 memcpy(buffer, from, SIM_LANES * sizeof *buffer);
             }
         } else {
-            apply_sign(absolute, negate, from, buffer);
+            apply_sign(type, absolute, negate, from, buffer);
         }
         from = buffer;
     }
@@ -621,6 +625,27 @@ static void place(const isa_row *row, unsigned type, const lane *old,
 
 /* ---- one instruction --------------------------------------------------- */
 
+/* Four masked sums of byte distances, 32 bits each, added to C. */
+static void quad_sad_wide(wave *w, const isa_row *row, uint64_t exec)
+{
+    valu_buffers buffers;
+    const lane *a = raw_source(w, row, 0, T_u64, buffers.source[0]);
+    const lane *b = raw_source(w, row, 1, T_u32, buffers.source[1]);
+    const lane *c = w->v + (size_t)(row->src[2] - SRC_VGPR) * SIM_LANES;
+    lane result[4][SIM_LANES];
+
+    for (unsigned i = 0; i < 4; i++) {
+        for (unsigned l = 0; l < SIM_LANES; l++) {
+            uint32_t bytes = (uint32_t)(get_wide(a, l) >> 8 * i);
+            result[i][l].u =
+                c[i * SIM_LANES + l].u + sad_bytes(bytes, b[l].u, true);
+        }
+    }
+    for (unsigned i = 0; i < 4; i++) {
+        write_row(w->v + (size_t)(row->dst + i) * SIM_LANES, result[i], exec);
+    }
+}
+
 /* Instructions that are not one statement per lane. */
 static void special(wave *w, const isa_row *row)
 {
@@ -655,6 +680,9 @@ static void special(wave *w, const isa_row *row)
         }
         break;
     }
+    case ISA_v_mqsad_u32_u8:
+        quad_sad_wide(w, row, exec);
+        break;
     default: /* v_nop, v_clrexcp */
         break;
     }
@@ -671,7 +699,9 @@ static void evaluate(wave *w, const isa_row *row, const isa_info *info, valu *x,
 
     if ((w->mode & 15) != 0 &&
         (isa_is_float(type) || isa_is_float(info->type[1]))) {
-        unsigned at = type == T_f32 ? MODE_ROUND_F32 : MODE_ROUND_F16_F64;
+        bool single =
+            type == T_f32 || (type == T_u32 && info->type[1] == T_f32);
+        unsigned at = single ? MODE_ROUND_F32 : MODE_ROUND_F16_F64;
         round = w->mode >> at & 3;
         x->round = w->mode >> MODE_ROUND_F16_F64 & 3;
         fesetround(rounding[round]);

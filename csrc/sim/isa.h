@@ -36,6 +36,7 @@ typedef enum isa_type {
     T_u32, T_i32, T_f32,   /* one register */
     T_u16, T_i16, T_f16,   /* low (or selected) half of one register */
     T_u64, T_i64, T_f64,   /* two registers, low first */
+    T_u128,                /* four */
     T_pk16, T_pkf16,       /* two halves, op_sel per half */
     T_mix,                 /* f32, or the selected f16 half: fma_mix */
     T_raw,                 /* one register, packed data without op_sel */
@@ -58,6 +59,8 @@ typedef enum isa_access {
     M_STORE_8, M_STORE_16, M_STORE_8_HI, M_STORE_16_HI,
     M_BUFFER_LOAD,                             /* s_buffer_load */
     M_READ2, M_READ2ST64, M_WRITE2, M_WRITE2ST64,
+    M_XCHG2, M_XCHG2ST64,                      /* two exchanges */
+    M_APPEND, M_CONSUME,                       /* a counter of lanes */
     M_SWIZZLE, M_PERMUTE, M_BPERMUTE, M_NOP
 } isa_access;
 /* clang-format on */
@@ -207,11 +210,19 @@ static inline bool isa_takes_sign(const isa_row *row, unsigned i)
     unsigned type = isa_ops[row->op].type[1 + i];
 
     return isa_is_float(type) ||
+           (row->op == ISA_v_pack_b32_f16 && type == T_u16) ||
            (row->op == ISA_v_cndmask_b32 && type == T_u32);
 }
 
 /* The instruction with this opcode in a format, or ISA_UNKNOWN. */
 unsigned isa_find(unsigned format, unsigned opcode);
+
+/* How many VGPRs each register field of a DS instruction names; 0: unused. */
+typedef struct isa_ds_use {
+    uint8_t addr, data, data2, dst;
+} isa_ds_use;
+
+isa_ds_use isa_ds_fields(const isa_info *info);
 
 /* Decodes the instruction that starts at word[0]; `left` dwords follow in
  * the text, this one included. */
@@ -233,12 +244,20 @@ static inline bool isa_is_store(const isa_info *info)
            info->access == M_WRITE2 || info->access == M_WRITE2ST64;
 }
 
+/* True for what reads and writes memory in one step. */
+static inline bool isa_is_atomic(const isa_info *info)
+{
+    return info->access == M_ATOMIC ||
+           (info->access >= M_XCHG2 && info->access <= M_CONSUME);
+}
+
 /* Registers an operand of this type takes. */
 static inline unsigned isa_registers(unsigned type)
 {
     return type == T_u64 || type == T_i64 || type == T_f64 || type == T_mask
                ? 2u
-               : 1u;
+           : type == T_u128 ? 4u
+                            : 1u;
 }
 
 #endif

@@ -204,3 +204,38 @@ unsigned isa_find(unsigned format, unsigned opcode)
     return opcode < tables[format].count ? tables[format].op[opcode]
                                          : ISA_UNKNOWN;
 }
+
+isa_ds_use isa_ds_fields(const isa_info *info)
+{
+    uint8_t one = (uint8_t)((info->bytes + 3) / 4), both = (uint8_t)(2 * one);
+    bool two = (info->flags & ISA_TWO_DATA) != 0;
+    bool returns = (info->flags & ISA_RETURN) != 0;
+
+    switch (info->access) {
+    case M_NOP:
+        return (isa_ds_use){0};
+    case M_READ2:
+    case M_READ2ST64:
+        return (isa_ds_use){.addr = 1, .dst = both};
+    case M_XCHG2:
+    case M_XCHG2ST64:
+        return (isa_ds_use){.addr = 1, .data = one, .data2 = one, .dst = both};
+    case M_APPEND:
+    case M_CONSUME:
+        return (isa_ds_use){.dst = one};
+    case M_WRITE2:
+    case M_WRITE2ST64:
+        return (isa_ds_use){.addr = 1, .data = one, .data2 = one};
+    case M_PERMUTE:
+    case M_BPERMUTE:
+        return (isa_ds_use){.addr = 1, .data = one, .dst = one};
+    case M_ATOMIC:
+        return (isa_ds_use){.addr = 1,
+                            .data = one,
+                            .data2 = two ? one : 0,
+                            .dst = returns ? one : 0};
+    default:
+        return isa_is_store(info) ? (isa_ds_use){.addr = 1, .data = one}
+                                  : (isa_ds_use){.addr = 1, .dst = one};
+    }
+}

@@ -6,158 +6,77 @@ SPDX-License-Identifier: BSD-3-Clause
 from __future__ import annotations
 
 import collections
+import os
 import random
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
+import isa_tools
 import pytest
+from encodings_gfx906 import FORMATS
 from isa_tools import TARGET, assemble, assemble_words, objdump, ours, tool
 
 import hipsim
 
 SIM = Path(__file__).resolve().parents[2] / "csrc" / "sim"
 NOP = 0xBF800000
-CONSTANTS = [*range(128, 209), *range(235, 239), *range(240, 249), 251, 252, 253]
+FULL = os.environ.get("FA_TEST") == "full"
 
-# Rows that LLVM decodes and the lists leave out on purpose: they must stop.
-NOT_IMPLEMENTED = re.compile(
-    r"s_(mov)?rels|s_movrel|s_setvskip|s_set_gpr|s_cbranch_(g|i)_fork|s_cbranch_join"
-    r"|s_cbranch_cdbg|s_sendmsg|s_setkill|s_rfe|s_scratch|s_atc|s_dcache_discard|atomic"
-    r"|v_cube|v_cvt_pk_u8|v_cvt_pkaccum|v_trig|v_qsad|v_mqsad|v_interp|v_screen|_format_"
-    r"|ds_.*(src2|wrxchg2|wrap|condxchg|gws|addtid|consume|append|ordered)"
-    r"|src_pops|src_lds_direct|null| lds$| tfe"
-)
-
-# Modifiers without a documented effect: such rows stop, too. Signs of packed
-# integers, clamp of integers that cannot overflow, DPP on 64-bit results.
-USELESS = re.compile(
-    r"(pk_\w+[iub]16|dot\d_[iu]32).* neg_.*\.long|clamp.*\.long|f64.*dpp.*\.long"
-)
-
-
-def source(rng: random.Random) -> int:
-    """A 9-bit source code that names something."""
-    kind = rng.randrange(4)
-    if kind < 2:
-        return 256 + rng.randrange(240)
-    if kind == 2:
-        return rng.choice(CONSTANTS)
-    return rng.choice((2 * rng.randrange(50), 106, 124, 126))
-
-
-def vop3(rng: random.Random) -> list[int]:
-    opcode = rng.randrange(0x2A1)
-    bits = rng.getrandbits
-    mask = opcode in (0x1E0, 0x1E1, 0x1E8, 0x1E9) or 0x119 <= opcode <= 0x11E
-    low = 2 * rng.randrange(50) if opcode < 256 or opcode == 0x289 else bits(8)
-    high = bits(8) << 8 if bits(2) == 0 else 0
-    if mask:
-        high = 2 * rng.randrange(50) << 8 | bits(1) << 15
-    sources = [source(rng), source(rng), 0]
-    if 0x1C0 <= opcode < 0x280:
-        sources[2] = source(rng)
-    elif opcode in (0x100, 0x11C, 0x11D, 0x11E):
-        sources[2] = 2 * rng.randrange(50)
-    if opcode in (0x289, 0x28A):
-        sources[:2] = [256 + bits(7) if opcode == 0x289 else bits(6), 2 * bits(5)]
-    word = sources[0] | sources[1] << 9 | sources[2] << 18
-    extra = bits(5) << 27 if bits(2) == 0 else 0
-    return [0xD0000000 | opcode << 16 | low | high, word | extra]
-
-
-def vop3p(rng: random.Random) -> list[int]:
-    opcode = rng.choice([*range(0x13), *range(0x20, 0x24), *range(0x26, 0x2C)])
-    bits = rng.getrandbits
-    third = source(rng) << 18 if opcode in (0, 9, 14) or opcode >= 0x20 else 0
-    modifiers = bits(8) << 8 if bits(1) else 0x4000
-    extra = bits(5) << 27 if bits(1) else 3 << 27
-    return [
-        0xD3800000 | opcode << 16 | bits(8) | modifiers,
-        source(rng) | source(rng) << 9 | third | extra,
-    ]
-
-
-def smem(rng: random.Random) -> list[int]:
-    opcode = rng.choice((0, 1, 2, 3, 4, 8, 9, 10, 11, 12, 16, 17, 18, 32, 33, 36, 37))
-    if opcode >= 32:
-        return [0xC0000000 | opcode << 18 | (4 << 6 if opcode >= 36 else 0), 0]
-    bits = rng.getrandbits
-    data = rng.choice((0, 4, 8, 16, 3, 106))
-    flags = bits(1) << 14 | bits(2) << 16
-    return [
-        0xC0000000 | opcode << 18 | 2 * rng.randrange(25) | data << 6 | flags,
-        bits(21) | bits(7) << 25,
-    ]
-
-
-def dpp(rng: random.Random) -> list[int]:
-    bits = rng.getrandbits
-    if bits(1):
-        opcode = rng.choice([i for i in range(1, 0x50) if i not in (2, 0x35, 0x37)])
-        first = 0x7E000000 | bits(8) << 17 | opcode << 9
-    else:
-        opcode = rng.choice([i for i in range(0x3C) if i not in (23, 24, 36, 37)])
-        first = opcode << 25 | bits(8) << 17 | bits(8) << 9
-    signs = bits(5) << 19 if bits(1) else bits(1) << 19
-    return [first | 0xFA, bits(19) | signs | bits(8) << 24]
-
-
-def pick(base: int, opcodes: int, shift: int, fields: int, second: bool = True):
-    """Encodings of one dword of random fields, and a literal."""
-
-    def make(rng: random.Random) -> list[int]:
-        word = base | rng.randrange(opcodes) << shift
-        word |= rng.getrandbits(32) & fields
-        return [word, rng.getrandbits(32)] if second else [word]
-
-    return make
-
-
-def ds(rng: random.Random) -> list[int]:
-    bits = rng.getrandbits
-    word = bits(8)
-    for shift in (8, 16, 24):
-        word |= bits(8) << shift if bits(1) else 0
-    return [0xD8000000 | bits(16) | (bits(2) == 0) << 16 | bits(8) << 17, word]
-
-
-def flat(rng: random.Random) -> list[int]:
-    bits = rng.getrandbits
-    word = bits(8) | (127 if bits(1) else 2 * bits(4)) << 16
-    word |= bits(8) << 8 if bits(1) else 0
-    word |= bits(8) << 24 if bits(1) else 0
-    segment = rng.randrange(3) << 14
-    return [0xDC000000 | bits(12) | segment | bits(2) << 16 | bits(7) << 18, word]
-
-
-def mubuf(rng: random.Random) -> list[int]:
-    bits = rng.getrandbits
-    opcode = rng.choice((*range(0x10, 0x26), *range(0x40, 0x4D), *range(0x60, 0x6D)))
-    soffset = rng.choice((*range(100), 128, 129, 193, 124))
-    return [
-        0xE0000000 | bits(15) | bits(1) << 17 | opcode << 18,
-        bits(16) | rng.randrange(24) << 16 | soffset << 24,
-    ]
-
-
-FORMATS = {
-    "SOP2": pick(0x80000000, 0x36, 23, 0x7FFFFF),
-    "SOP1": pick(0xBE800000, 0x3A, 8, 0x7F00FF),
-    "SOPC": pick(0xBF000000, 0x15, 16, 0xFFFF),
-    "SOPK": pick(0xB0000000, 0x17, 23, 0x7FFFFF),
-    "SOPP": pick(0xBF800000, 0x20, 16, 0xFF, False),
-    "VOP1": pick(0x7E000000, 0x54, 9, 0x1FE01FF),
-    "VOP2": pick(0, 0x3E, 25, 0x1FFFFFF),
-    "VOPC": pick(0x7C000000, 0x100, 17, 0x1FFFF),
-    "VOP3": vop3, "VOP3P": vop3p, "DPP": dpp, "SMEM": smem, "DS": ds,
-    "FLAT": flat, "MUBUF": mubuf,
+# Instructions that LLVM decodes and the lists leave out, and why. They must
+# stop. A pattern matches whole mnemonics, and none that the lists have.
+NOT_IMPLEMENTED = {
+    r"image_\w+|exp|v_interp_\w+|v_screen_\w+|s_setkill|s_endpgm_ordered_ps_done":
+        "pictures and pixels: no compute kernel of ours or of HIP without textures",
+    r"t?buffer_(load|store)_format_\w+":
+        "conversions by the descriptor's format: no HIP or OpenCL builtin leads there",
+    r"s_(buffer_)?atomic_\w+|s_buffer_store_\w+|s_scratch_\w+":
+        "scalar writes: compilers never emit them",
+    r"s_atc_probe\w*|s_dcache_discard\w*": "cache hints of drivers",
+    r"s_cbranch_(g_fork|i_fork|join)|s_setvskip": "old ways to diverge, not emitted",
+    r"s_cbranch_cdbg\w+|s_rfe_\w*b64|s_sendmsghalt": "traps and debuggers",
+    r"ds_\w+_src2_\w+|ds_wrap_\w+|ds_condxchg32_\w+|ds_\w+_addtid_\w+":
+        "LDS forms that compilers do not emit",
+    r"ds_gws_\w+|ds_ordered_count": "the global data share, which is not simulated",
+    r"v_cvt_pkaccum_u8_f32": "not emitted",
 }  # fmt: skip
 
+# Forms of implemented instructions that stop, too, as whole lines.
+STOPPING_FORMS = {
+    r"s_sendmsg (?!sendmsg\(MSG_INTERRUPT\)$).*": "messages of graphics and drivers",
+    r".*\bsrc_(lds_direct|pops_exiting_wave_id)\b.*": "for pixel shaders",
+    r"s_movrels_b(32|64) \S+, src_\w+": "a register relative to a constant",
+    r"v_((add|sub|subrev|subbrev)[cb]?_co_u32_e64|cmpx?_\w+_e64|cndmask_b32_e64)"
+    r" (.*, )?src_\w+(, .*| clamp)?":
+        "masks that are no pair of scalar registers",
+    r"buffer_load_\w+ .* tfe( lds)?": "a word of status besides the data",
+    r"buffer_(store|atomic)_\w+ .* tfe( lds)?": "the same",
+    r"(v_pk_(mad|mul_lo|add|sub|lshlrev|lshrrev|ashrrev|max|min)_[iub]+16|v_dot[248]_[iu]32"
+    r"_[iu]\d+) .* neg_(lo|hi):.*": "signs of integers",
+    r"v_align(bit|byte)_b32 .*( op_sel:.*| clamp)": "no half to select, no sum",
+    r"v_cvt_pkrtz_f16_f32 .* (mul|div):\d": "output modifiers of a pair",
+    r"v_pk_(mul_lo|lshlrev|lshrrev|ashrrev|max|min)_[iub]+16 .* clamp":
+        "integers that cannot overflow, or wrap",
+    r"v_(and|or|xor|xnor|ashrrev|lshlrev|lshrrev|max|min|mul_lo|cndmask|mov|not"
+    r"|mul_(hi_)?[iu]32)_\w+_sdwa .* clamp .*": "integers that cannot overflow",
+    r"v_(bfrev_b32|ff[a-z]+_[iub]32|cvt_(norm_)?[iu]\w+|cvt_(rpi|flr)_i32_f32"
+    r"|frexp_exp_\w+|sat_pk_u8_i16)_sdwa .* clamp .*": "the same",
+    r"v_(min3|max3|med3)_[iu]16 .* clamp": "the same",
+    r"v_(cvt_pk\w*_[iu](8|16)\w*|pack_b32_f16) .*clamp.*":
+        "clamp of a pair or of bytes: not documented",
+    r"v_(m?sad_\w+|m?q?sad_\w+|mad_[iu]32_[iu]16|mad_[iu]64_[iu]32|mad_legacy_[iu]16"
+    r"|mqsad_\w+) .* clamp": "sums whose saturation is not documented",
+}  # fmt: skip
 
-def invalid(text: str | None) -> bool:
-    return text is None or ".long" in text or "/*" in text
+# Words per format: 200,000 in all. Formats without any instruction of ours
+# get few.
+FEW = ("SEGMENT3", "RESERVED", "MIMG", "VINTRP", "EXP", "MTBUF")
+WORDS = {name: 1000 if name in FEW else 7900 for name in FORMATS}
+
+
+def invalid(text: str) -> bool:
+    return ".long" in text or "/*" in text
 
 
 def encode(lines: list[str]) -> list[bytes | None]:
@@ -175,36 +94,64 @@ def encode(lines: list[str]) -> list[bytes | None]:
     ]
 
 
+def matches(table: dict[str, str], text: str) -> bool:
+    return any(re.fullmatch(pattern, text) for pattern in table)
+
+
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_random_encodings_read_as_llvm_reads_them(name: str) -> None:
+    """Equal text and size; both refuse; or ours refuses a form named above, or
+    words that LLVM's own reading of them does not assemble to."""
     rng = random.Random(name)
-    slots = [FORMATS[name](rng) for _ in range(400)]
-    words = [w for slot in slots for w in slot + [NOP] * (4 - len(slot))]
-    image = assemble_words(words)
+    slots = [FORMATS[name].word(rng) for _ in range(WORDS[name] * (5 if FULL else 1))]
+    image = assemble_words(w for slot in slots for w in (*slot, NOP))
     theirs, mine = objdump(image)["kernel"], ours(image)["kernel"]
-    left = [theirs.get(16 * i) for i in range(len(slots))]
-    right = [mine.get(16 * i) for i in range(len(slots))]
-    # Encodings with stray bits do not assemble back; either reading is fine.
-    back = encode(["s_nop 0" if invalid(t) else t for t in left])
-    ours_back = encode(["s_nop 0" if invalid(t) else t for t in right])
-    wrong, same = [], 0
+    refused: list[tuple[int, str]] = []
+    wrong, same, printed = [], 0, set()
     for i, slot in enumerate(slots):
-        raw = b"".join(w.to_bytes(4, "little") for w in slot)
-        same += left[i] == right[i] and not invalid(left[i])
-        if left[i] == right[i] or (invalid(left[i]) and invalid(right[i])):
+        left, right = theirs[12 * i], mine[12 * i]
+        if not invalid(right):
+            printed.add(right.split()[0])
+        if invalid(left) and invalid(right):
             continue
-        if not invalid(left[i]) and back[i] is not None and raw.startswith(back[i]):
-            if not (invalid(right[i]) and NOT_IMPLEMENTED.search(left[i])):
-                wrong.append(f"{left[i]} | {right[i]}")
-        elif (
-            not invalid(right[i])
-            and ours_back[i] is not None
-            and raw.startswith(ours_back[i])
+        sizes = [12 * i + 4 in listing for listing in (theirs, mine)]
+        if left == right and sizes[0] == sizes[1]:
+            same += 1
+        elif invalid(right) and not invalid(left):
+            refused.append((i, left))
+        else:
+            wrong.append(f"{slot[0]:08x} {slot[1]:08x}: {left} | {right}")
+    back = encode([text for _, text in refused])
+    for (i, text), code in zip(refused, back):
+        raw = b"".join(word.to_bytes(4, "little") for word in slots[i])
+        if code is None or not raw.startswith(code):
+            continue
+        if not matches(NOT_IMPLEMENTED, text.split()[0]) and not matches(
+            STOPPING_FORMS, text
         ):
-            wrong.append(f"LLVM has nothing | {right[i]}")
-    wrong = [w for w in wrong if not USELESS.search(w)]
-    assert not wrong, "LLVM | ours:\n" + "\n".join(wrong[:20])
-    assert same >= 50, f"only {same} of {len(slots)} were decoded by both"
+            wrong.append(f"{raw.hex(' ', 4)}: {text} | not decoded")
+    assert not wrong, f"{len(wrong)}, LLVM | ours:\n" + "\n".join(wrong[:20])
+    assert same >= len(slots) * 0.03 or name in FEW, f"only {same} read by both"
+    loose = [n for n in printed if matches(NOT_IMPLEMENTED, n)]
+    assert not loose, f"implemented, yet excluded: {loose}"
+
+
+def test_reserved_selects_and_misplaced_literals_do_not_decode() -> None:
+    """What the random words leave out, since LLVM 22 can crash on it."""
+    selects = [
+        (0x7E0802F9, 0x00060008 | field)
+        for field in (7 << 8, 6 << 8 | 3 << 11, 6 << 8 | 7 << 16)
+    ]
+    selects.append((0x020804F9, 0x07060608))  # v_add_f32_sdwa, src1_sel 7
+    literals = [
+        (0xD1010004, 255 | 0x104 << 9),  # v_add_f32_e64
+        (0xD1CB0004, 0x104 | 0x104 << 9 | 255 << 18),  # v_fma_f32
+        (0xD38F4004, 0x104 | 255 << 9 | 3 << 27),  # v_pk_add_f16
+        (0xE0500000, 255 << 24 | 1 << 16),  # buffer_load_dword
+    ]
+    slots = selects + literals
+    mine = ours(assemble_words(w for slot in slots for w in (*slot, NOP)))["kernel"]
+    assert [mine[12 * i][:5] for i in range(len(slots))] == [".long"] * len(slots)
 
 
 def test_our_kernels_disassemble_as_llvm_says() -> None:
@@ -292,20 +239,34 @@ def test_index_instructions_and_traps_read_as_llvm_reads_them() -> None:
     assert len(got) >= 9 and all(theirs[at] == text for at, text in got.items())
 
 
-def test_opcodes_are_unique_in_each_list() -> None:
-    for path in SIM.glob("*.def"):
-        found = collections.Counter(
-            re.findall(r"^[A-Z0-9_]+\((0x[0-9a-f]+),", path.read_text(), re.M)
-        )
-        twice = [n for n, count in found.items() if count > 1]
-        assert not twice, f"{path.name}: {twice}"
-        assert found
+def test_each_opcode_of_a_format_has_one_instruction() -> None:
+    """The tables as the C compiler sees them, after all macros."""
+    compiler = next(filter(shutil.which, ("cc", "gcc", "clang", "clang-22")), None)
+    if compiler is None:
+        pytest.skip("no C compiler to expand the lists")
+    text = isa_tools.run(
+        compiler, "-std=c11", "-E", "-P", f"-I{SIM}", str(SIM / "isa_lists.c")
+    )
+    tables = re.findall(r"uint16_t (\w+)_table\[(\d+)\] = \{(.*?)\};", text, re.S)
+    assert len(tables) == 16
+    for name, size, rows in tables:
+        entries = re.findall(r"\[([^]]*)\]\s*=\s*(ISA_\w+)", rows)
+        assert len(entries) == rows.count("="), f"{name}: a row was not understood"
+        # Sums of hexadecimal numbers in parentheses.
+        opcodes = [
+            sum(int(n, 16) for n in re.findall(r"0x[0-9a-f]+", opcode))
+            for opcode, _ in entries
+        ]
+        twice = [hex(n) for n, k in collections.Counter(opcodes).items() if k > 1]
+        assert not twice, f"{name}: {twice}"
+        assert len({op for _, op in entries}) == len(entries), f"{name}: a name twice"
+        assert 0 < len(opcodes) and max(opcodes) < int(size)
 
 
 def test_an_unknown_instruction_stops_with_its_bits() -> None:
-    image = assemble("    s_nop 0\n    s_movrels_b32 s0, s1\n    s_endpgm", pointers=0)
+    image = assemble("    s_nop 0\n    s_cbranch_join s1\n    s_endpgm", pointers=0)
     with (
         hipsim.Module(image) as module,
-        pytest.raises(hipsim.HipError, match=r"\.long 0xbe802a01"),
+        pytest.raises(hipsim.HipError, match=r"\.long 0xbe802e01"),
     ):
         module.kernel("kernel").launch((1, 1, 1), (64, 1, 1), [])

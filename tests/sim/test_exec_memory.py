@@ -94,13 +94,20 @@ def test_narrow_loads_extend_or_keep_the_other_half(where: str) -> None:
 
 
 def test_a_register_field_without_meaning_may_hold_anything() -> None:
-    # ds_write_b8 v0, v1 with result v255; ds_read_u8 v1, v0 with data v255.
+    # global_store_byte v[2:3], v1 with result v255, global_load_ubyte v1, v[2:3]
+    # with data v255. (LDS instructions with such fields do not decode.)
     image = isa_tools.assemble(
         """    s_load_dwordx2 s[0:1], s[4:5], 0x0
     v_add_u32 v1, 5, v0
-    .long 0xd83c0000, 0xff000100
-    .long 0xd8740000, 0x0100ff00
     s_waitcnt lgkmcnt(0)
+    v_add_co_u32 v2, vcc, s0, v0
+    v_mov_b32 v3, s1
+    v_addc_co_u32 v3, vcc, 0, v3, vcc
+    .long 0xdc608000, 0xff7f0102
+    s_waitcnt vmcnt(0)
+    .long 0xdc408000, 0x017fff02
+    s_waitcnt vmcnt(0)
+    v_add_u32 v1, 1, v1
     global_store_byte v0, v1, s[0:1]
     s_endpgm""",
         pointers=1,
@@ -110,7 +117,7 @@ def test_a_register_field_without_meaning_may_hold_anything() -> None:
     out = bytearray(LANES)
     with hipsim.Module(image) as module:
         module.kernel("kernel").launch((1, 1, 1), (64, 1, 1), [hipsim.Buffer(out)])
-    assert list(out) == [lane + 5 for lane in range(LANES)]
+    assert list(out) == [lane + 6 for lane in range(LANES)]
 
 
 @pytest.mark.parametrize("where", ["ds", "global"])
