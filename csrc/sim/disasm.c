@@ -81,35 +81,50 @@ static void put_sgpr(text *t, unsigned code, unsigned count)
     }
 }
 
-/* The inline floats 0.5, -0.5 ... -4.0 and 1 / (2 pi), as halves. */
-static const uint16_t half_constants[9] = {
-    0x3800, 0xb800, 0x3c00, 0xbc00, 0x4000, 0xc000, 0x4400, 0xc400, 0x3118};
+/* The inline floats: text, and bits as half, float and high word of a double
+ * (0 where the low word has bits, too). */
+static const struct {
+    const char *text;
+    uint16_t half;
+    uint32_t single, high;
+} inline_floats[9] = {
+    {"0.5", 0x3800, 0x3f000000, 0x3fe00000},
+    {"-0.5", 0xb800, 0xbf000000, 0xbfe00000},
+    {"1.0", 0x3c00, 0x3f800000, 0x3ff00000},
+    {"-1.0", 0xbc00, 0xbf800000, 0xbff00000},
+    {"2.0", 0x4000, 0x40000000, 0x40000000},
+    {"-2.0", 0xc000, 0xc0000000, 0xc0000000},
+    {"4.0", 0x4400, 0x40800000, 0x40100000},
+    {"-4.0", 0xc400, 0xc0800000, 0xc0100000},
+    {"0.15915494", 0x3118, 0x3e22f983, 0},
+};
 
 /* A literal whose value has an inline code is marked, so that the text
- * assembles back to the same words. */
+ * assembles back to the same words. LLVM's rules differ by type. */
 static void put_literal(text *t, const isa_row *row, unsigned type)
 {
-    static const uint32_t floats[9] = {0x3f000000, 0xbf000000, 0x3f800000,
-                                       0xbf800000, 0x40000000, 0xc0000000,
-                                       0x40800000, 0xc0800000, 0x3e22f983};
-    uint32_t value = row->literal;
+    uint32_t value = row->literal, low = value & 0xffff;
     bool half = type == T_u16 || type == T_i16 || type == T_f16;
-    bool coded = value <= 64 || value >= 0u - 16u;
-    uint16_t low = (uint16_t)value;
+    bool wide = type == T_u64 || type == T_i64; /* zeros above the literal */
+    bool coded = value <= 64 || (!wide && value >= 0u - 16u);
 
-    if (isa_has_constant(row->op)) { /* shared by two operands: no code */
-        put(t, "0x%x", half ? value & 0xffff : value);
+    if (type == T_f64) { /* the high word; not marked */
+        for (unsigned i = 0; i < 8; i++) {
+            if (value == inline_floats[i].high) {
+                put(t, "%s", inline_floats[i].text);
+                return;
+            }
+        }
+        put(t, value == 0 ? "0" : "0x%x", value);
         return;
-    }
-    for (unsigned i = 0; i < 9; i++) {
-        coded =
-            coded || (!half && isa_registers(type) == 1 && value == floats[i]);
     }
     if (type == T_f16) {
         coded = low <= 64 || low >= 0xfff0;
-        for (unsigned i = 0; i < 9; i++) {
-            coded = coded || low == half_constants[i];
-        }
+    }
+    for (unsigned i = 0; i < 9; i++) {
+        coded = coded ||
+                (type == T_f16 ? low == inline_floats[i].half
+                               : !wide && value == inline_floats[i].single);
     }
     put(t, coded ? "lit(0x%x)" : "0x%x", half && !coded ? low : value);
 }
@@ -117,8 +132,6 @@ static void put_literal(text *t, const isa_row *row, unsigned type)
 static void put_source(text *t, const isa_row *row, unsigned code,
                        unsigned type)
 {
-    static const char *const floats[] = {"0.5", "-0.5", "1.0", "-1.0",
-                                         "2.0", "-2.0", "4.0", "-4.0"};
     static const char *const others[] = {
         "src_shared_base", "src_shared_limit", "src_private_base",
         "src_private_limit", "src_pops_exiting_wave_id"};
@@ -136,9 +149,9 @@ static void put_source(text *t, const isa_row *row, unsigned code,
         put(t, "%s", others[code - SRC_SHARED_BASE]);
     } else if (code >= SRC_HALF && code <= SRC_INV_2PI &&
                (type == T_u16 || type == T_i16) && row->format != F_VOP3P) {
-        put(t, "0x%x", half_constants[code - SRC_HALF]);
+        put(t, "0x%x", inline_floats[code - SRC_HALF].half);
     } else if (code >= SRC_HALF && code < SRC_INV_2PI) {
-        put(t, "%s", floats[code - SRC_HALF]);
+        put(t, "%s", inline_floats[code - SRC_HALF].text);
     } else {
         switch (code) {
         case SRC_INV_2PI:
@@ -179,9 +192,11 @@ static void put_vector_source(text *t, const isa_row *row, unsigned i)
     bool call = negate && !absolute && constant;
 
     if (i == 2 && isa_has_constant(row->op)) {
-        type = T_u32; /* all bits, also of a half */
-    } else if ((i == 1 && row->op == ISA_v_ldexp_f16) ||
-               row->op == ISA_v_pack_b32_f16) {
+        put(t, "0x%x", row->literal); /* no operand that has codes */
+        return;
+    }
+    if ((i == 1 && row->op == ISA_v_ldexp_f16) ||
+        row->op == ISA_v_pack_b32_f16) {
         type = T_f16; /* so LLVM spells them */
     }
     put(t, "%s", call ? "neg(" : negate ? "-" : "");
@@ -213,6 +228,22 @@ static void put_hwreg(text *t, unsigned what)
     put(t, ")");
 }
 
+/* A number that has no code, spelled as if it had one. */
+static void put_constant(text *t, uint32_t value)
+{
+    if (value <= 64 || value >= 0u - 16u) {
+        put(t, "%d", (int)value);
+        return;
+    }
+    for (unsigned i = 0; i < 9; i++) {
+        if (value == inline_floats[i].single) {
+            put(t, "%s", inline_floats[i].text);
+            return;
+        }
+    }
+    put(t, "0x%x", value);
+}
+
 static void put_sopk(text *t, const isa_row *row, const isa_info *info)
 {
     unsigned imm = (unsigned)row->offset & 0xffff;
@@ -227,7 +258,8 @@ static void put_sopk(text *t, const isa_row *row, const isa_info *info)
     case ISA_s_setreg_imm32_b32:
         put(t, " ");
         put_hwreg(t, imm);
-        put(t, ", 0x%x", row->literal);
+        put(t, ", ");
+        put_constant(t, row->literal);
         return;
     default:
         break;

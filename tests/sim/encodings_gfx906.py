@@ -16,6 +16,12 @@ from collections.abc import Callable, Sequence
 
 NAMED = (102, 104, 106, 112, 124, 126)  # flat_scratch ... vcc, ttmp, m0, exec
 CONSTANTS = (*range(128, 209), *range(235, 239), *range(240, 249), 251, 252, 253)
+# 0.5 -0.5 1 -1 2 -2 4 -4 and 1 / (2 pi)
+HALVES = (0x3800, 0xB800, 0x3C00, 0xBC00, 0x4000, 0xC000, 0x4400, 0xC400, 0x3118)
+SINGLES = (0x3F000000, 0xBF000000, 0x3F800000, 0xBF800000, 0x40000000, 0xC0000000,
+           0x40800000, 0xC0800000, 0x3E22F983)  # fmt: skip
+HIGH_DOUBLES = (0x3FE00000, 0xBFE00000, 0x3FF00000, 0xBFF00000, 0x40000000,
+                0xC0000000, 0x40100000, 0xC0100000, 0x3FC45F30)  # fmt: skip
 SDWA, DPP, LITERAL = 249, 250, 255
 
 
@@ -61,6 +67,15 @@ def anything(rng: random.Random) -> int:
     return rng.getrandbits(32)
 
 
+def literal(rng: random.Random) -> int:
+    """Half of them have an inline constant, in some type: its spelling differs."""
+    if rng.random() < 0.5:
+        return rng.getrandbits(32)
+    value = rng.choice((*range(-20, 70), *HALVES, *SINGLES, *HIGH_DOUBLES))
+    value ^= rng.getrandbits(16) << 16 if rng.random() < 0.2 else 0
+    return value & 0xFFFFFFFF
+
+
 def address_base(rng: random.Random) -> int:
     """SADDR of FLAT: none, or an SGPR pair."""
     return 127 if rng.random() < 0.6 else 2 * rng.randrange(50)
@@ -102,6 +117,8 @@ class Format:
             bits |= value << field.low
         if self.extends and bits & 0x1FF == SDWA:
             bits = without_seven(bits)
+        elif self.extends and bits & 0x1FF == LITERAL:
+            bits = bits & 0xFFFFFFFF | literal(rng) << 32
         return bits & 0xFFFFFFFF, bits >> 32
 
 
@@ -169,23 +186,23 @@ FORMATS: dict[str, Format] = {
     "SOP2": Format(
         0x80000000, Field(23, 7, anything), range(0x36),
         (Field(16, 7, scalar), Field(8, 8, constant_or_scalar),
-         Field(0, 8, constant_or_scalar), Field(32, 32, anything)),
+         Field(0, 8, constant_or_scalar), Field(32, 32, literal)),
         range(0x60, 0x80),
     ),
     "SOPK": Format(
         0xB0000000, Field(23, 5, anything), range(0x16),
-        (Field(16, 7, scalar), Field(0, 16, anything), Field(32, 32, anything)),
+        (Field(16, 7, scalar), Field(0, 16, anything), Field(32, 32, literal)),
         range(0x1D, 0x20),
     ),
     "SOP1": Format(
         0xBE800000, Field(8, 8, anything), range(0x38),
         (Field(16, 7, scalar), Field(0, 8, constant_or_scalar),
-         Field(32, 32, anything)),
+         Field(32, 32, literal)),
     ),
     "SOPC": Format(
         0xBF000000, Field(16, 7, anything), range(0x14),
         (Field(8, 8, constant_or_scalar), Field(0, 8, constant_or_scalar),
-         Field(32, 32, anything)),
+         Field(32, 32, literal)),
     ),
     "SOPP": Format(
         0xBF800000, Field(16, 7, anything), range(0x1F),
