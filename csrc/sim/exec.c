@@ -12,6 +12,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "exec.h"
 
+#include <fenv.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -512,7 +513,13 @@ bool sim_group_run(sim_group *group, const sim_dispatch *dispatch,
     if (group->watched) {
         watch_start(group);
     }
+    /* The waves' float modes are their own: whatever the caller's thread has
+     * set (rounding, flushing of denormals) is put aside. */
+    fenv_t host;
+    (void)fegetenv(&host);
+    (void)fesetenv(FE_DFL_ENV);
     bool done = run_waves(group);
+    (void)fesetenv(&host);
 
     if (group->watched) {
         watch_end(group, done);

@@ -9,9 +9,8 @@
  * uniform_nan_double in exec_vector.h).
  *
  * Source: Vega ISA chapter 12; half conversion by the usual power-of-two
- * scaling; exp2 and log2 by series, good to about 1e-16, so that rounding to
- * float is right but for about one argument in ten million.  sin and cos are
- * the host's libm, so there bits can differ between hosts.
+ * scaling; exp2, log2, sin and cos by series, good to about 1e-16, so that
+ * rounding to float is right but for about one argument in ten million.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #ifndef HIPSIM_EXEC_FLOAT_H
@@ -248,9 +247,10 @@ static inline float mul_legacy(float a, float b)
     return a == 0 || b == 0 ? 0.0f : a * b;
 }
 
-/* THE place that fixes v_dot2_f32_f16: float accumulation, low product
- * first, each sum rounded, float denormals flushed. Products of halves are
- * exact in float. (Order and rounding on gfx906 are not confirmed.) */
+/* v_dot2_f32_f16 as it is by default: float accumulation, low product first,
+ * each sum rounded, float denormals flushed. Products of halves are exact in
+ * float. (Order and rounding on gfx906 are not confirmed; exec_numerics.h has
+ * the other candidates.) */
 static inline float dot2_float(uint32_t a, uint32_t b, float c)
 {
     float low = half_to_float(a & 0xffff) * half_to_float(b & 0xffff);
@@ -364,17 +364,56 @@ static inline float rsq_float(float a)
     return (float)(1.0 / sqrt((double)a));
 }
 
-/* The argument counts whole turns. */
+/* sin and cos of so many turns, at most an eighth, by series. */
+static inline double sine_series(double turns)
+{
+    double x = turns * 0x1.921fb54442d18p+2, z = x * x;
+    double p = -1.0 / 1307674368000.0;
+    p = p * z + 1.0 / 6227020800.0;
+    p = p * z - 1.0 / 39916800.0;
+    p = p * z + 1.0 / 362880.0;
+    p = p * z - 1.0 / 5040.0;
+    p = p * z + 1.0 / 120.0;
+    p = p * z - 1.0 / 6.0;
+    return x + x * z * p;
+}
+
+static inline double cosine_series(double turns)
+{
+    double x = turns * 0x1.921fb54442d18p+2, z = x * x;
+    double p = 1.0 / 20922789888000.0;
+    p = p * z - 1.0 / 87178291200.0;
+    p = p * z + 1.0 / 479001600.0;
+    p = p * z - 1.0 / 3628800.0;
+    p = p * z + 1.0 / 40320.0;
+    p = p * z - 1.0 / 720.0;
+    p = p * z + 1.0 / 24.0;
+    p = p * z - 0.5;
+    return 1.0 + z * p;
+}
+
+/* The argument counts whole turns. What is left after quarter turns is exact,
+ * so that sin and cos are zero and one where they should be. */
+static inline float wave_turns(float a, bool cosine)
+{
+    double turn = (double)a - nearest_double((double)a);
+    double quarters = nearest_double(turn * 4.0);
+    double rest = turn - quarters * 0.25;
+    int quadrant = a - a == 0 ? ((int)quarters + (cosine ? 1 : 0)) & 3 : 0;
+    double x = (quadrant & 1) != 0 ? cosine_series(rest) : sine_series(rest);
+
+    x = (quadrant & 2) != 0 ? -x : x;
+    return a == 0 && !cosine ? a : x == 0 ? 0.0f : (float)x;
+}
+
 static inline float sin_turns(float a)
 {
-    double turn = (double)a - floor((double)a);
-    return turn == 0 ? a * 0.0f : (float)sin(turn * 0x1.921fb54442d18p+2);
+    return wave_turns(a, false);
 }
 
 static inline float cos_turns(float a)
 {
-    double turn = (double)a - floor((double)a);
-    return (float)cos(turn * 0x1.921fb54442d18p+2);
+    return wave_turns(a, true);
 }
 
 static inline float scale_float(float x, int32_t power)

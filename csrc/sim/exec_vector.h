@@ -20,6 +20,7 @@
 #include "exec_integer.h"
 #include "exec_lanes.h"
 #include "exec_media.h"
+#include "exec_numerics.h"
 
 #include <fenv.h>
 
@@ -32,6 +33,7 @@ typedef struct valu {
     bool clamp;
     bool ieee;
     unsigned round; /* MODE rounding for 16-bit results */
+    unsigned dot2;  /* SIM_DOT2_* */
     uint64_t vcc;
 } valu;
 
@@ -165,6 +167,9 @@ static inline void put_wide(lane *row, unsigned l, uint64_t value)
 #define VOP3P(op, name, d, a, b, c, ...) MEANING(name, d, a, b, c, __VA_ARGS__)
 #ifdef EXEC_AVX2
 #define VOP3P_HOST(op, name, ...)
+#else
+#define VOP3P_HOST(op, name, d, a, b, c, ...) \
+    MEANING(name##_default, d, a, b, c, __VA_ARGS__)
 #endif
 #include "vop3p.def"
 
@@ -185,7 +190,7 @@ static inline __m256 half_products(const lane *a, const lane *b)
     return _mm256_mul_ps(_mm256_cvtph_ps(x), _mm256_cvtph_ps(y));
 }
 
-static void v_dot2_f32_f16(const valu *x)
+static void v_dot2_f32_f16_default(const valu *x)
 {
     for (unsigned l = 0; l < SIM_LANES; l += 8) {
         __m256 first = half_products(x->a + l, x->b + l);
@@ -201,6 +206,15 @@ static void v_dot2_f32_f16(const valu *x)
     }
 }
 #endif
+
+static void v_dot2_f32_f16(const valu *x)
+{
+    if (x->dot2 == SIM_DOT2_LOHI) {
+        v_dot2_f32_f16_default(x);
+    } else {
+        dot2_by_setting(x->a, x->b, x->c, x->dot2, x->d);
+    }
+}
 
 static valu_meaning *const meanings[ISA_COUNT] = {
 #define ROW(op, name, ...) [ISA_##name] = name,
@@ -710,6 +724,10 @@ static void evaluate(wave *w, const isa_row *row, const isa_info *info, valu *x,
     if (round != 0) {
         fesetround(FE_TONEAREST);
     }
+    if (w->group->dispatch->adversarial_ulp &&
+        estimate_of(row->op) != ESTIMATE_NONE) {
+        estimate_perturb(info, estimate_of(row->op), x->round, x->a, x->d);
+    }
     if (type == T_f64) {
         uniform_nan_double(info, x);
     } else if (isa_is_float(type) && any_nan(x->d)) {
@@ -737,6 +755,7 @@ void EXEC_VALU(wave *w, const isa_row *row)
               .carry = buffers.carry,
               .clamp = row->clamp,
               .ieee = w->mode >> MODE_IEEE & 1,
+              .dot2 = w->group->dispatch->dot2,
               .vcc = pair(w, SRC_VCC)};
 
     if ((info->flags & ISA_SPECIAL) != 0) {

@@ -71,8 +71,8 @@ class Outcome:
     vcc: int
 
 
-def run_cases(cases: Sequence[Case], **settings: int) -> list[Outcome]:
-    """Executes all cases with both vector engines, which must agree."""
+def program(cases: Sequence[Case]) -> tuple[str, bytes]:
+    """Assembly of a kernel that runs the cases, and its input rows."""
     text = PROLOGUE + "".join(
         CASE.format(
             text=case.text,
@@ -83,11 +83,15 @@ def run_cases(cases: Sequence[Case], **settings: int) -> list[Outcome]:
         )
         for case in cases
     )
-    image = isa_tools.assemble(text + "    s_endpgm\n", **settings)
-    source = bytearray()
-    for case in cases:
-        for row in case.rows:
-            source += struct.pack("<4Q", *row)
+    rows = (struct.pack("<4Q", *row) for case in cases for row in case.rows)
+    return text + "    s_endpgm\n", b"".join(rows)
+
+
+def run_cases(cases: Sequence[Case], **settings: int) -> list[Outcome]:
+    """Executes all cases with both vector engines, which must agree."""
+    text, rows = program(cases)
+    image = isa_tools.assemble(text, **settings)
+    source = bytearray(rows)
     results = []
     for cpu in (0, 1):
         before = hipsim.get_option("cpu")
