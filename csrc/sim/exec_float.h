@@ -241,6 +241,15 @@ static inline float fma_float(float a, float b, float c)
     return fmaf(a, b, c);
 }
 
+/* a + b, with the NaN of the vector ALU; for atomics. */
+static inline float add_uniform(float a, float b)
+{
+    float sum = a + b;
+    float nan = a != a ? quiet(a) : b != b ? quiet(b) : bits_float(0x7fc00000u);
+
+    return sum != sum ? nan : sum;
+}
+
 /* Zero times anything is zero. */
 static inline float mul_legacy(float a, float b)
 {
@@ -258,17 +267,31 @@ static inline float dot2_float(uint32_t a, uint32_t b, float c)
     return flush(flush(flush(c) + low) + high);
 }
 
+/* The host may expand these such that a zero's sign depends on its rounding
+ * mode; it is always the operand's. */
 static inline float floor_float(float x)
 {
-    return floorf(x);
+    return copysignf(floorf(x), x);
 }
 static inline float ceil_float(float x)
 {
-    return ceilf(x);
+    return copysignf(ceilf(x), x);
 }
 static inline float trunc_float(float x)
 {
-    return truncf(x);
+    return copysignf(truncf(x), x);
+}
+static inline double floor_double(double x)
+{
+    return copysign(floor(x), x);
+}
+static inline double ceil_double(double x)
+{
+    return copysign(ceil(x), x);
+}
+static inline double trunc_double(double x)
+{
+    return copysign(trunc(x), x);
 }
 
 /* To nearest even, whatever the host's rounding mode. */
@@ -362,6 +385,25 @@ static inline float log2_float(float a)
 static inline float rsq_float(float a)
 {
     return (float)(1.0 / sqrt((double)a));
+}
+
+/* 1 / sqrt(a), rounded once: a Newton step with the exact square. */
+static inline double rsq_double(double a)
+{
+    int exponent;
+
+    if (!(a > 0) || a > DBL_MAX) {
+        return 1.0 / sqrt(a);
+    }
+    double m = frexp(a, &exponent);
+    if (exponent % 2 != 0) {
+        m *= 2;
+        exponent--;
+    }
+    double y = 1.0 / sqrt(m);
+    double square = y * y, rest = fma(y, y, -square);
+    double error = fma(-m, square, 1.0) - m * rest;
+    return ldexp(fma(y * 0.5, error, y), -exponent / 2);
 }
 
 /* sin and cos of so many turns, at most an eighth, by series. */
@@ -476,19 +518,20 @@ static inline uint32_t u32_from_double(double x)
     return !(x > 0) ? 0 : x >= 4294967295.0 ? UINT32_MAX : (uint32_t)x;
 }
 
+/* Rounded once: the product is exact in double. */
 static inline int32_t snorm16(float x)
 {
-    float scaled = x * 32767.0f;
-    scaled = scaled > 32767.0f ? 32767.0f : scaled;
-    scaled = scaled < -32767.0f ? -32767.0f : scaled;
-    return i32_from_float(nearest_float(scaled));
+    double scaled = (double)x * 32767.0;
+    scaled = scaled > 32767.0 ? 32767.0 : scaled;
+    scaled = scaled < -32767.0 ? -32767.0 : scaled;
+    return i32_from_double(nearest_double(scaled));
 }
 
 static inline uint32_t unorm16(float x)
 {
-    float scaled = x * 65535.0f;
-    scaled = scaled > 65535.0f ? 65535.0f : scaled;
-    return u32_from_float(nearest_float(scaled));
+    double scaled = (double)x * 65535.0;
+    scaled = scaled > 65535.0 ? 65535.0 : scaled;
+    return u32_from_double(nearest_double(scaled));
 }
 
 /* ---- division ---------------------------------------------------------- */

@@ -176,9 +176,10 @@ static inline uint64_t estimate_moved(uint64_t magnitude, int step,
 }
 
 /* Puts a row of estimates off by up to one ulp, before the output modifiers.
- * Half results stand as floats. */
+ * Half results stand as floats. (Estimates are rounded to nearest, whatever
+ * MODE says.) */
 static void estimate_perturb(const isa_info *info, estimate_kind kind,
-                             unsigned round, const lane *a, lane *d)
+                             const lane *a, lane *d)
 {
     for (unsigned l = 0; l < SIM_LANES; l++) {
         uint64_t operand = a[l].u;
@@ -197,7 +198,7 @@ static void estimate_perturb(const isa_info *info, estimate_kind kind,
             d[l].u = (uint32_t)bits;
             d[SIM_LANES + l].u = (uint32_t)(bits >> 32);
         } else if (info->type[0] == T_f16) {
-            uint32_t bits = half_round(d[l].f, round), sign = bits & 0x8000u;
+            uint32_t bits = half_nearest(d[l].f), sign = bits & 0x8000u;
             uint64_t most = kind == ESTIMATE_SINE ? 0x3c00 : 0x7bff;
             if (d[l].f == d[l].f) {
                 d[l].f = half_to_float(sign | (uint32_t)estimate_moved(

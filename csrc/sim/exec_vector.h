@@ -712,7 +712,8 @@ static void evaluate(wave *w, const isa_row *row, const isa_info *info, valu *x,
     unsigned round = 0;
 
     if ((w->mode & 15) != 0 &&
-        (isa_is_float(type) || isa_is_float(info->type[1]))) {
+        (isa_is_float(type) || isa_is_float(info->type[1])) &&
+        estimate_of(row->op) == ESTIMATE_NONE) {
         bool single =
             type == T_f32 || (type == T_u32 && info->type[1] == T_f32);
         unsigned at = single ? MODE_ROUND_F32 : MODE_ROUND_F16_F64;
@@ -726,7 +727,7 @@ static void evaluate(wave *w, const isa_row *row, const isa_info *info, valu *x,
     }
     if (w->group->dispatch->adversarial_ulp &&
         estimate_of(row->op) != ESTIMATE_NONE) {
-        estimate_perturb(info, estimate_of(row->op), x->round, x->a, x->d);
+        estimate_perturb(info, estimate_of(row->op), x->a, x->d);
     }
     if (type == T_f64) {
         uniform_nan_double(info, x);
@@ -800,6 +801,6 @@ void EXEC_VALU(wave *w, const isa_row *row)
         write_row(d + SIM_LANES, buffers.result + SIM_LANES, write);
     }
     if ((info->flags & ISA_CARRY) != 0) {
-        set_pair(w, row->sdst, gather_bits(buffers.carry) & exec);
+        set_pair(w, row->sdst, gather_bits(buffers.carry) & write);
     }
 }

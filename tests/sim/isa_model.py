@@ -1,579 +1,589 @@
-"""An independent model of vector instructions, one lane at a time.
+"""An independent model of the vector instructions, one lane at a time.
 
-Written from the manual's text with Python integers, exact fractions and
-struct; it shares nothing with csrc/sim. Estimates (exp, log, ...) are in
-float64 and compared with a tolerance by the test.
+Each entry of OPS gives an instruction's operand types, where it is encoded and
+a function from operand bits to result bits, written from the manual's text on
+top of isa_numbers.py; it shares nothing with csrc/sim. Modifiers, flushing of
+denormals and write-back, which are the same for all, are in isa_valu.py.
 
 SPDX-License-Identifier: BSD-3-Clause
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import struct
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-M32, M64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
-# format: (struct code of the float, of the integer, bits, mantissa bits, bias)
-FORMATS = {
-    "f16": ("e", "H", 16, 10, 15),
-    "f32": ("f", "I", 32, 23, 127),
-    "f64": ("d", "Q", 64, 52, 1023),
-}
-QUIET = {"f16": 0x7E00, "f32": 0x7FC00000, "f64": 0x7FF8000000000000}
+import isa_numbers as n
+from isa_numbers import M32, saturate, sx
+
+FLOATS = ("f16", "f32", "f64")
+# MODE at the start of a kernel: denormals kept, DX10_CLAMP, IEEE.
+USUAL_MODE = 0x3F0
 
 
-def to_float(bits: int, kind: str) -> float:
-    """The number with these bits (a Python float holds all three kinds)."""
-    code, integer, *_ = FORMATS[kind]
-    return struct.unpack("<" + code, struct.pack("<" + integer, bits))[0]
+@dataclasses.dataclass(frozen=True)
+class Env:
+    """What a lane sees beside its operands."""
+
+    mode: int = USUAL_MODE
+    lane: int = 0
+    vcc: int = 0  # this lane's bit
+    clamp: bool = False
+
+    def round(self, kind: str) -> int:
+        return self.mode >> (0 if kind == "f32" else 2) & 3
+
+    @property
+    def ieee(self) -> bool:
+        return bool(self.mode >> 9 & 1)
+
+    def keeps(self, kind: str, output: bool) -> bool:
+        """Whether denormals of this format survive."""
+        return bool(self.mode >> (4 if kind == "f32" else 6) >> output & 1)
 
 
-def is_nan(bits: int, kind: str) -> bool:
-    _, _, width, mantissa, _ = FORMATS[kind]
-    magnitude = bits & ((1 << (width - 1)) - 1)
-    return magnitude > ((1 << (width - 1 - mantissa)) - 1) << mantissa
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """types: D and the sources; u, i or f with bits, mask, pk (two halves), mix
+    (f32 or a half). where: 1, 2, C: that encoding, with a VOP3 form; 3; P."""
+
+    types: tuple[str, ...]
+    where: str
+    function: Callable[..., Any]
+    flags: frozenset[str]  # carry, half (op_sel), packed, k32 (only e32)
 
 
-def is_signalling(bits: int, kind: str) -> bool:
-    return is_nan(bits, kind) and not bits >> (FORMATS[kind][3] - 1) & 1
+OPS: dict[str, Op] = {}
 
 
-def infinity(kind: str, negative: bool) -> int:
-    _, _, width, mantissa, _ = FORMATS[kind]
-    return negative << (width - 1) | ((1 << (width - 1 - mantissa)) - 1) << mantissa
+def op(
+    name: str, types: str, where: str, function: Callable[..., Any], flags: str = ""
+) -> None:
+    """One entry; the function takes the environment and the sources."""
+    OPS[name] = Op(tuple(types.split()), where, function, frozenset(flags.split()))
 
 
-def round_fraction(x: Fraction, kind: str, mode: int = 0) -> int:
-    """Bits of x rounded once: 0 nearest even, 1 up, 2 down, 3 toward zero."""
-    _, _, width, mantissa, bias = FORMATS[kind]
-    sign = x < 0
-    magnitude = abs(x)
-    if magnitude == 0:
+def ints(
+    name: str, types: str, where: str, function: Callable[..., int], flags: str = ""
+) -> None:
+    """The same for a function of the sources only."""
+    op(name, types, where, lambda e, *x: function(*x), flags)
+
+
+def limits(kind: str) -> tuple[int, int]:
+    bits = int(kind[1:])
+    return (-(1 << bits - 1), (1 << bits - 1) - 1) if kind[0] == "i" else (
+        0, (1 << bits) - 1)  # fmt: skip
+
+
+def clamped(
+    name: str, types: str, where: str, function: Callable[..., int], flags: str = ""
+) -> None:
+    """An exact result that wraps, or saturates under clamp."""
+    low, high = limits(types.split()[0])
+
+    def call(e: Env, *x: int) -> int:
+        return saturate(function(*x), low, high) if e.clamp else function(*x)
+
+    op(name, types, where, call, f"{flags} clamped")
+
+
+# ---- float arithmetic ------------------------------------------------------
+
+
+def mad(kind: str, legacy: bool = False) -> Callable[..., int]:
+    """Two roundings; in f32 denormals are flushed at each step."""
+
+    def call(e: Env, a: int, b: int, c: int) -> int:
+        cut = n.flush if kind == "f32" else lambda x: x
+        a, b, c = cut(a), cut(b), cut(c)
+        mode = e.round(kind)
+        zero = legacy and 0 in (a & 0x7FFFFFFF, b & 0x7FFFFFFF)
+        product = 0 if zero else n.multiply(kind, mode, a, b)
+        if any(n.is_nan(x, kind) for x in (a, b, c)) and not zero:
+            return n.first_nan(kind, (a, b, c))
+        return cut(n.add(kind, mode, cut(product), c))
+
+    return call
+
+
+def legacy_product(e: Env, a: int, b: int) -> int:
+    if 0 in (a & 0x7FFFFFFF, b & 0x7FFFFFFF):
         return 0
-    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
-    if Fraction(2) ** exponent > magnitude:
-        exponent -= 1
-    exponent = max(exponent, 1 - bias)
-    scaled = magnitude / Fraction(2) ** (exponent - mantissa)
-    whole = scaled.numerator // scaled.denominator
-    rest = scaled - whole
-    if mode == 0:
-        whole += rest > Fraction(1, 2) or (rest == Fraction(1, 2) and whole & 1)
-    elif (mode == 1 and not sign) or (mode == 2 and sign):
-        whole += rest > 0
-    if whole >> (mantissa + 1):
-        whole, exponent = whole >> 1, exponent + 1
-    if exponent > bias:
-        grows = mode == 0 or (mode == 1 and not sign) or (mode == 2 and sign)
-        top = infinity(kind, False)
-        return sign << (width - 1) | (top if grows else top - 1)
-    field = exponent + bias - 1 if whole >> mantissa else 0
-    return sign << (width - 1) | ((field << mantissa) + whole)
+    return n.multiply("f32", e.round("f32"), a, b)
 
 
-def arithmetic(
-    kind: str, exact: Callable[..., Any], sources: list[int], mode: int = 0
-) -> int:
-    """A float operation by fractions; specials through Python floats."""
-    values = [to_float(s, kind) for s in sources]
-    for bits in sources:
-        if is_nan(bits, kind):
-            return bits | 1 << (FORMATS[kind][3] - 1)
-    if all(math.isfinite(v) for v in values):
-        result = exact(*[Fraction(v) for v in values])
-        if result != 0:
-            return round_fraction(result, kind, mode)
-    try:
-        result = exact(*values)
-    except OverflowError:
-        result = math.nan
-    if result != result:
-        return QUIET[kind]
-    if math.isinf(result):
-        return infinity(kind, result < 0)
-    negative = math.copysign(1.0, result) < 0
-    if mode == 2 and exact is not product:
-        # Rounding down, x + -x and +0 + -0 are -0.
-        parts = (
-            [*values[:2]] if len(values) == 2 else [values[0] * values[1], values[2]]
-        )
-        negative = not all(math.copysign(1.0, v) > 0 for v in parts)
-    return negative << (FORMATS[kind][2] - 1)
+def extreme(kind: str, largest: bool) -> Callable[..., int]:
+    """min or max of two or three; a NaN result is the first NaN, quiet."""
+
+    def call(e: Env, *x: int) -> int:
+        result = x[0]
+        for y in x[1:]:
+            result = n.minimum(kind, e.ieee, result, y, largest)
+        return n.first_nan(kind, x) if n.is_nan(result, kind) else result
+
+    return call
 
 
-def divide(a: int, b: int, kind: str) -> int:
-    """a / b rounded once; which NaN a NaN is, is left open."""
-    x, y = to_float(a, kind), to_float(b, kind)
-    sign = (a ^ b) & 1 << (FORMATS[kind][2] - 1)
-    if x != x or y != y or (x == y == 0) or (math.isinf(x) and math.isinf(y)):
-        return QUIET[kind]
-    if y == 0 or math.isinf(x):
-        return sign | infinity(kind, False)
-    if x == 0 or math.isinf(y):
-        return sign
-    return round_fraction(Fraction(x) / Fraction(y), kind) | sign
+def median(kind: str) -> Callable[..., int]:
+    def call(e: Env, a: int, b: int, c: int) -> int:
+        if any(n.is_nan(x, kind) for x in (a, b, c)):
+            return extreme(kind, False)(e, a, b, c)
+        top = extreme(kind, True)(e, a, b, c)
+        value = n.to_float(top, kind)
+        if value == n.to_float(a, kind):
+            return n.minimum(kind, e.ieee, b, c, True)
+        if value == n.to_float(b, kind):
+            return n.minimum(kind, e.ieee, a, c, True)
+        return n.minimum(kind, e.ieee, a, b, True)
+
+    return call
 
 
-def minimum(kind: str, a: int, b: int, largest: bool) -> int:
-    for bits in (a, b):
-        if is_signalling(bits, kind):
-            return min_nan(kind, [a, b])
-    if is_nan(a, kind) and is_nan(b, kind):
-        return a
-    if is_nan(a, kind):
-        return b
-    if is_nan(b, kind):
-        return a
+def fraction_part(kind: str) -> Callable[..., int]:
+    """x - floor(x), kept below one."""
 
-    def order(bits: int) -> tuple[float, int]:
-        return to_float(bits, kind), -(bits >> (FORMATS[kind][2] - 1))
+    def call(e: Env, a: int) -> int:
+        x = n.to_float(a, kind)
+        if not math.isfinite(x):
+            return n.first_nan(kind, [a])
+        part = Fraction(x) - math.floor(Fraction(x))
+        if part == 0:
+            return n.sign_bit(kind) if e.round(kind) == 2 else 0
+        return min(n.round_fraction(part, kind, e.round(kind)), n.ONE[kind] - 1)
 
-    first = order(a) > order(b) if largest else order(a) < order(b)
-    return a if first else b
+    return call
 
 
-def min_nan(kind: str, sources: list[int]) -> int:
-    """The first NaN, quiet."""
-    for bits in sources:
-        if is_nan(bits, kind):
-            return bits | 1 << (FORMATS[kind][3] - 1)
-    return QUIET[kind]
+def estimated(function: str, kind: str) -> Callable[..., int]:
+    """Rounded to nearest whatever MODE says; f32 denormals flushed."""
+
+    def call(e: Env, a: int) -> int:
+        if kind != "f32":
+            return n.estimate(function, a, kind)
+        return n.flush(n.estimate(function, n.flush(a), kind))
+
+    return call
 
 
-def extreme3(kind: str, largest: bool, *x: int) -> int:
-    result = minimum(kind, minimum(kind, x[0], x[1], largest), x[2], largest)
-    return min_nan(kind, list(x)) if is_nan(result, kind) else result
+def exponent(bits: int, kind: str) -> int:
+    _, _, width, mantissa, _ = n.FORMATS[kind]
+    return bits >> mantissa & ((1 << (width - 1 - mantissa)) - 1)
 
 
-def sx(x: int, bits: int) -> int:
-    """x's low bits as a signed number."""
-    x &= (1 << bits) - 1
-    return x - (1 << bits) if x >> (bits - 1) else x
+def div_scale(kind: str) -> Callable[..., tuple[int, int]]:
+    """Scales a denominator b or numerator c, whichever a is."""
+    by, near, tiny = (64, 96, 23) if kind == "f32" else (128, 768, 53)
+    least = Fraction(2) ** (1 - n.FORMATS[kind][4])
+
+    def small(top: float, bottom: float) -> bool:
+        """Whether the quotient is a denormal (or zero)."""
+        if top != top or bottom != bottom or math.isinf(top):
+            return False
+        return math.isinf(bottom) or abs(Fraction(top) / Fraction(bottom)) < least
+
+    def call(e: Env, a: int, b: int, c: int) -> tuple[int, int]:
+        d, x = n.to_float(b, kind), n.to_float(c, kind)
+        power, post = 0, 0
+        if d == 0 or x == 0:
+            return n.first_nan(kind, (a, b, c)), 0
+        if exponent(c, kind) - exponent(b, kind) >= near:
+            power, post = by if a == b else 0, 1
+        elif exponent(b, kind) == 0:
+            power = by
+        elif small(1.0, d) and small(x, d):
+            power, post = -by if a == b else 0, 1
+        elif small(1.0, d):
+            power = -by
+        elif small(x, d):
+            power, post = by if a == c else 0, 1
+        elif exponent(c, kind) <= tiny:
+            power = by
+        result = n.scale(a, kind, power, e.round(kind))
+        return (n.first_nan(kind, (a, b, c)) if n.is_nan(a, kind) else result), post
+
+    return call
 
 
-def saturate(x: int, low: int, high: int) -> int:
-    return max(low, min(high, x))
+def div_fmas(kind: str) -> Callable[..., int]:
+    """Fused, and under VCC scaled back with one rounding."""
+    by = 64 if kind == "f32" else 128
+
+    def call(e: Env, a: int, b: int, c: int) -> int:
+        mode = e.round(kind)
+        x, y, z = (n.to_float(v, kind) for v in (a, b, c))
+        result = n.fused(kind, mode, a, b, c)
+        if not e.vcc or not math.isfinite(n.to_float(result, kind)):
+            return result
+        exact = Fraction(x) * Fraction(y) + Fraction(z)
+        if exact == 0:
+            return result
+        up = abs(z) >= 2 if kind == "f64" else exponent(c, kind) > 127
+        return n.round_fraction(exact * Fraction(2) ** (by if up else -by), kind, mode)
+
+    return call
 
 
-def bytes_of(x: int) -> list[int]:
-    return [x >> i & 255 for i in (0, 8, 16, 24)]
+def div_fixup(kind: str) -> Callable[..., int]:
+    """The special quotients of c / b; a is the estimate."""
+
+    def call(e: Env, a: int, b: int, c: int) -> int:
+        sign = (b ^ c) & n.sign_bit(kind)
+        if n.is_nan(b, kind) or n.is_nan(c, kind):
+            return n.first_nan(kind, (a, b, c))
+        x, y = n.to_float(c, kind), n.to_float(b, kind)
+        if (x == 0 and y == 0) or (math.isinf(x) and math.isinf(y)):
+            return n.first_nan(kind, (a, b, c))
+        if y == 0 or math.isinf(x):
+            return sign | n.infinity(kind, False)
+        if x == 0 or math.isinf(y):
+            return sign
+        if n.is_nan(a, kind):  # of numbers: an overflow
+            return sign | n.infinity(kind, False)
+        return a & (n.sign_bit(kind) - 1) | sign
+
+    return call
 
 
-def perm(a: int, b: int, select: int) -> int:
-    data = bytes_of(b) + bytes_of(a)
-    out = 0
-    for i, s in enumerate(bytes_of(select)):
-        if s < 8:
-            byte = data[s]
-        elif s < 12:
-            byte = 255 if data[(1, 3, 5, 7)[s - 8]] & 0x80 else 0
-        else:
-            byte = 0 if s == 12 else 255
-        out |= byte << 8 * i
-    return out
-
-
-def to_int(bits: int, kind: str, low: int, high: int) -> int:
-    if is_nan(bits, kind):
-        return 0
-    x = to_float(bits, kind)
-    if math.isinf(x):
-        return high if x > 0 else low
-    return saturate(math.trunc(x), low, high)
-
-
-def whole(bits: int, kind: str, rule: Callable[[Fraction], int]) -> int:
-    """Rounding to an integral float; the sign of zero follows the source."""
-    if is_nan(bits, kind):
-        return bits | 1 << (FORMATS[kind][3] - 1)
-    x = to_float(bits, kind)
-    if math.isinf(x):
-        return bits
-    out = round_fraction(Fraction(rule(Fraction(x))), kind)
-    return out | (bits & 1 << (FORMATS[kind][2] - 1) if out == 0 else 0)
-
-
-def classify(bits: int, kind: str, mask: int) -> int:
-    _, _, width, _, bias = FORMATS[kind]
-    negative = bits >> (width - 1)
-    x = to_float(bits, kind)
-    if is_nan(bits, kind):
-        bit = 0 if is_signalling(bits, kind) else 1
-    elif math.isinf(x):
-        bit = 2 if negative else 9
-    elif x == 0:
-        bit = 5 if negative else 6
-    elif abs(x) < 2.0 ** (1 - bias):
-        bit = 4 if negative else 7
+for K in FLOATS:
+    W = "3" if K == "f64" else "2"
+    two, three = f"{K} {K} {K}", f"{K} {K} {K} {K}"
+    op(f"v_add_{K}", two, W, lambda e, a, b, k=K: n.add(k, e.round(k), a, b))
+    op(f"v_mul_{K}", two, W, lambda e, a, b, k=K: n.multiply(k, e.round(k), a, b))
+    op(f"v_min_{K}", two, W, extreme(K, False))
+    op(f"v_max_{K}", two, W, extreme(K, True))
+    half = "half" if K == "f16" else ""
+    op(f"v_fma_{K}", three, "3",
+       lambda e, a, b, c, k=K: n.fused(k, e.round(k), a, b, c), half)  # fmt: skip
+    op(f"v_div_fixup_{K}", three, "3", div_fixup(K), half)
+    if K != "f64":
+        op(f"v_sub_{K}", two, "2",
+           lambda e, a, b, k=K: n.subtract(k, e.round(k), a, b))  # fmt: skip
+        op(f"v_subrev_{K}", two, "2",
+           lambda e, a, b, k=K: n.add(k, e.round(k), n.negate(k, a), b))  # fmt: skip
+        op(f"v_min3_{K}", three, "3", extreme(K, False), half)
+        op(f"v_max3_{K}", three, "3", extreme(K, True), half)
+        op(f"v_med3_{K}", three, "3", median(K), half)
+        op(f"v_mad_{K}", three, "3", mad(K), half)
+        op(f"v_mac_{K}", three, "2", mad(K), "accumulate")
+        op(f"v_madak_{K}", three, "2", mad(K), "k32")
+        op(f"v_madmk_{K}", three, "2",
+           lambda e, a, b, c, k=K: mad(k)(e, a, c, b), "k32")  # fmt: skip
     else:
-        bit = 3 if negative else 8
-    return mask >> bit & 1
+        op(f"v_div_scale_{K}", three, "3", div_scale(K), "carry scaled")
+        op(f"v_div_fmas_{K}", three, "3", div_fmas(K))
+    op(f"v_fract_{K}", f"{K} {K}", "1", fraction_part(K))
+    for NAME, RULE in (("trunc", math.trunc), ("ceil", math.ceil),
+                       ("floor", math.floor), ("rndne", round)):  # fmt: skip
+        ints(f"v_{NAME}_{K}", f"{K} {K}", "1", lambda a, k=K, r=RULE: n.whole(a, k, r))
+    EXPONENT = "i16" if K == "f16" else "i32"
+    ints(f"v_frexp_exp_{EXPONENT}_{K}", f"{EXPONENT} {K}", "1",
+         lambda a, k=K: n.frexp_exponent(a, k))  # fmt: skip
+    ints(f"v_frexp_mant_{K}", f"{K} {K}", "1", lambda a, k=K: n.frexp_mantissa(a, k))
+    for NAME in ("rcp", "rsq", "sqrt", "exp", "log", "sin", "cos"):
+        if K != "f64" or NAME in ("rcp", "rsq", "sqrt"):
+            op(f"v_{NAME}_{K}", f"{K} {K}", "1", estimated(NAME, K))
+op("v_rcp_iflag_f32", "f32 f32", "1", estimated("rcp", "f32"))
+op("v_exp_legacy_f32", "f32 f32", "1", estimated("exp", "f32"))
+op("v_log_legacy_f32", "f32 f32", "1", estimated("log", "f32"))
+op("v_div_scale_f32", "f32 f32 f32 f32", "3", div_scale("f32"), "carry scaled")
+op("v_div_fmas_f32", "f32 f32 f32 f32", "3", div_fmas("f32"))
+op("v_mul_legacy_f32", "f32 f32 f32", "2", legacy_product)
+op("v_mad_legacy_f32", "f32 f32 f32 f32", "3", mad("f32", True))
+op("v_mad_legacy_f16", "f16 f16 f16 f16", "3", mad("f16"))
+op("v_fma_legacy_f16", "f16 f16 f16 f16", "3",
+   lambda e, a, b, c: n.fused("f16", e.round("f16"), a, b, c))  # fmt: skip
+op("v_div_fixup_legacy_f16", "f16 f16 f16 f16", "3", div_fixup("f16"))
+op("v_fmac_f32", "f32 f32 f32 f32", "2",
+   lambda e, a, b, c: n.fused("f32", e.round("f32"), a, b, c),
+   "accumulate")  # fmt: skip
+for K, POWER, W in (("f16", "i16", "2"), ("f32", "i32", "3"), ("f64", "i32", "3")):
+    op(f"v_ldexp_{K}", f"{K} {K} {POWER}", W,
+       lambda e, a, b, k=K: n.scale(a, k, b, e.round(k)))  # fmt: skip
+
+# ---- conversions -----------------------------------------------------------
 
 
-def median(*x: int) -> int:
-    return sorted(x)[1]
+def converts(target: str, source: str) -> None:
+    name = f"v_cvt_{target}_{source}"
+    types = f"{target} {source}"
+    if source[0] != "f":
+        op(name, types, "1", lambda e, a: n.round_to(target, float(a), e.round(target)))
+    elif target[0] != "f":
+        low, high = limits(target)
+        ints(name, types, "1", lambda a: n.to_int(a, source, low, high))
+    else:
+        op(name, types, "1", lambda e, a: n.convert(a, source, target, e.round(target)))
 
 
-def round_to(kind: str, x: float) -> int:
-    """A float64 result in the target format."""
+for PAIR in ("f16 f32", "f32 f16", "f32 f64", "f64 f32", "f32 i32", "f32 u32",
+             "f64 i32", "f64 u32", "f16 i16", "f16 u16", "i32 f32", "u32 f32",
+             "i32 f64", "u32 f64", "i16 f16", "u16 f16"):  # fmt: skip
+    converts(*PAIR.split())
+for BYTE in range(4):
+    ints(f"v_cvt_f32_ubyte{BYTE}", "f32 u32", "1",
+         lambda a, i=BYTE: n.round_to("f32", float(a >> 8 * i & 255)))  # fmt: skip
+ints("v_cvt_off_f32_i4", "f32 u32", "1", lambda a: n.round_to("f32", sx(a, 4) / 16))
+
+
+def floor_int(bits: int) -> int:
+    return n.to_int(n.whole(bits, "f32", math.floor), "f32", -(2**31), 2**31 - 1)
+
+
+ints("v_cvt_flr_i32_f32", "i32 f32", "1", floor_int)
+op("v_cvt_rpi_i32_f32", "i32 f32", "1",
+   lambda e, a: floor_int(n.add("f32", e.round("f32"), a, 0x3F000000)))  # fmt: skip
+
+
+def normalized(bits: int, kind: str, target: str) -> int:
+    """Times the target's largest value, to nearest, within +- that."""
+    most = limits(target)[1]
+    x = n.to_float(bits, kind)
     if x != x:
-        return QUIET[kind]
-    if math.isinf(x):
-        return infinity(kind, x < 0)
-    if x == 0:
-        return (math.copysign(1.0, x) < 0) << (FORMATS[kind][2] - 1)
-    return round_fraction(Fraction(x), kind)
+        return 0
+    x = min(max(x, -1.0 if target[0] == "i" else 0.0), 1.0)
+    return round(Fraction(x) * most) & 0xFFFF
 
 
-def convert(bits: int, source: str, target: str, mode: int = 0) -> int:
-    if is_nan(bits, source):
-        shift = FORMATS[target][3] - FORMATS[source][3]
-        mantissa = bits & ((1 << FORMATS[source][3]) - 1)
-        payload = mantissa << shift if shift > 0 else mantissa >> -shift
-        sign = bits >> (FORMATS[source][2] - 1)
-        return infinity(target, bool(sign)) | payload | 1 << (FORMATS[target][3] - 1)
-    x = to_float(bits, source)
-    if mode and math.isfinite(x) and x != 0:
-        return round_fraction(Fraction(x), target, mode)
-    return round_to(target, x)
+def pair(low: int, high: int) -> int:
+    return low & 0xFFFF | (high & 0xFFFF) << 16
 
 
-def frexp_exponent(bits: int, kind: str) -> int:
-    x = to_float(bits, kind)
-    return math.frexp(x)[1] if math.isfinite(x) else 0
+for T in ("i16", "u16"):
+    ints(f"v_cvt_norm_{T}_f16", f"{T} f16", "1",
+         lambda a, t=T: normalized(a, "f16", t))  # fmt: skip
+    for K in ("f16", "f32"):
+        ints(f"v_cvt_pknorm_{T}_{K}", f"u32 {K} {K}", "3",
+             lambda a, b, t=T, k=K: pair(normalized(a, k, t), normalized(b, k, t)),
+             "half" if K == "f16" else "")  # fmt: skip
+ints("v_cvt_pkrtz_f16_f32", "u32 f32 f32", "3",
+     lambda a, b: pair(*(n.convert(x, "f32", "f16", 3) for x in (a, b))))  # fmt: skip
+ints("v_cvt_pk_u16_u32", "u32 u32 u32", "3", lambda a, b: pair(*(
+     min(x, 65535) for x in (a, b))))  # fmt: skip
+ints("v_cvt_pk_i16_i32", "u32 i32 i32", "3", lambda a, b: pair(*(
+     saturate(x, -32768, 32767) for x in (a, b))))  # fmt: skip
+ints("v_sat_pk_u8_i16", "u16 u32", "1", lambda a: (
+     saturate(sx(a, 16), 0, 255) | saturate(sx(a >> 16, 16), 0, 255) << 8))  # fmt: skip
+ints("v_pack_b32_f16", "u32 u16 u16", "3", pair, "half")
+
+# ---- integers --------------------------------------------------------------
+
+ints("v_mov_b32", "u32 u32", "1", lambda a: a)
+ints("v_not_b32", "u32 u32", "1", lambda a: ~a)
+ints("v_bfrev_b32", "u32 u32", "1", lambda a: n.reverse(a, 32))
+ints("v_ffbh_u32", "u32 u32", "1", lambda a: n.leading(a, 32))
+ints("v_ffbl_b32", "u32 u32", "1", n.trailing)
+ints("v_ffbh_i32", "u32 u32", "1", n.leading_signed)
+for NAME, F in (("and", lambda a, b: a & b), ("or", lambda a, b: a | b),
+                ("xor", lambda a, b: a ^ b),
+                ("xnor", lambda a, b: ~(a ^ b))):  # fmt: skip
+    ints(f"v_{NAME}_b32", "u32 u32 u32", "2", F)
+op("v_cndmask_b32", "u32 u32 u32 mask", "2", lambda e, a, b, c: b if c else a, "signed")
+ints("v_mul_i32_i24", "i32 i32 i32", "2", lambda a, b: sx(a, 24) * sx(b, 24))
+ints("v_mul_hi_i32_i24", "i32 i32 i32", "2", lambda a, b: sx(a, 24) * sx(b, 24) >> 32)
+LOW24 = 0xFFFFFF
+ints("v_mul_u32_u24", "u32 u32 u32", "2", lambda a, b: (a & LOW24) * (b & LOW24))
+ints("v_mul_hi_u32_u24", "u32 u32 u32", "2",
+     lambda a, b: (a & LOW24) * (b & LOW24) >> 32)  # fmt: skip
+clamped("v_mad_i32_i24", "i32 i32 i32 i32", "3",
+        lambda a, b, c: sx(a, 24) * sx(b, 24) + c)  # fmt: skip
+clamped("v_mad_u32_u24", "u32 u32 u32 u32", "3",
+        lambda a, b, c: (a & LOW24) * (b & LOW24) + c)  # fmt: skip
+for T in ("i16", "u16", "i32", "u32"):
+    W, half = ("3", "half") if T[1:] == "16" else ("3", "")
+    ints(f"v_min_{T}", f"{T} {T} {T}", "2", min)
+    ints(f"v_max_{T}", f"{T} {T} {T}", "2", max)
+    ints(f"v_min3_{T}", f"{T} {T} {T} {T}", "3", min, half)
+    ints(f"v_max3_{T}", f"{T} {T} {T} {T}", "3", max, half)
+    ints(f"v_med3_{T}", f"{T} {T} {T} {T}", "3", lambda *x: sorted(x)[1], half)
+for B, MASK in ((16, 15), (32, 31), (64, 63)):
+    W = "3" if B == 64 else "2"
+    SHIFT = "u32" if B == 64 else f"u{B}"
+    ints(f"v_lshlrev_b{B}", f"u{B} {SHIFT} u{B}", W, lambda a, b, m=MASK: b << (a & m))
+    ints(f"v_lshrrev_b{B}", f"u{B} {SHIFT} u{B}", W, lambda a, b, m=MASK: b >> (a & m))
+    ints(f"v_ashrrev_i{B}", f"i{B} {SHIFT} i{B}", W, lambda a, b, m=MASK: b >> (a & m))
+for T in ("u16", "u32"):
+    clamped(f"v_add_{T}", f"{T} {T} {T}", "2", lambda a, b: a + b)
+    clamped(f"v_sub_{T}", f"{T} {T} {T}", "2", lambda a, b: a - b)
+    clamped(f"v_subrev_{T}", f"{T} {T} {T}", "2", lambda a, b: b - a)
+for T in ("i16", "i32"):
+    half = "half" if T == "i16" else ""
+    clamped(f"v_add_{T}", f"{T} {T} {T}", "3", lambda a, b: a + b, half)
+    clamped(f"v_sub_{T}", f"{T} {T} {T}", "3", lambda a, b: a - b, half)
+ints("v_mul_lo_u16", "u16 u16 u16", "2", lambda a, b: a * b)
+for T in ("u16", "i16"):
+    ints(f"v_mad_legacy_{T}", f"{T} {T} {T} {T}", "3", lambda a, b, c: a * b + c)
+    clamped(f"v_mad_{T}", f"{T} {T} {T} {T}", "3", lambda a, b, c: a * b + c, "half")
+ints("v_mad_u32_u16", "u32 u16 u16 u32", "3", lambda a, b, c: a * b + c, "half")
+ints("v_mad_i32_i16", "i32 i16 i16 i32", "3", lambda a, b, c: a * b + c, "half")
 
 
-def frexp_mantissa(bits: int, kind: str) -> int:
-    if is_nan(bits, kind):
-        return min_nan(kind, [bits])
-    x = to_float(bits, kind)
-    return round_to(kind, math.frexp(x)[0]) if math.isfinite(x) else bits
+def carrying(name: str, function: Callable[..., int], takes: bool) -> None:
+    """D and a carry per lane; saturates under clamp."""
+
+    def call(e: Env, a: int, b: int, c: int = 0) -> tuple[int, int]:
+        total = function(a, b, c)
+        result = saturate(total, 0, M32) if e.clamp else total
+        return result, int(not 0 <= total <= M32)
+
+    types = "u32 u32 u32" + (" mask" if takes else "")
+    op(name, types, "2", call, "carry clamped")
 
 
-def leading(x: int, width: int) -> int:
-    return M32 if x == 0 else width - x.bit_length()
+carrying("v_add_co_u32", lambda a, b, c: a + b, False)
+carrying("v_sub_co_u32", lambda a, b, c: a - b, False)
+carrying("v_subrev_co_u32", lambda a, b, c: b - a, False)
+carrying("v_addc_co_u32", lambda a, b, c: a + b + c, True)
+carrying("v_subb_co_u32", lambda a, b, c: a - b - c, True)
+carrying("v_subbrev_co_u32", lambda a, b, c: b - a - c, True)
 
 
-def leading_signed(x: int) -> int:
-    return leading((x ^ M32) if x >> 31 else x, 32)
+def wide_mad(low: int, high: int) -> Callable[..., tuple[int, int]]:
+    def call(e: Env, a: int, b: int, c: int) -> tuple[int, int]:
+        total = a * b + c
+        return total, int(not low <= total <= high)
+
+    return call
 
 
-def trailing(x: int) -> int:
-    return M32 if x == 0 else (x & -x).bit_length() - 1
-
-
-def reverse(x: int, width: int) -> int:
-    return int(f"{x:0{width}b}"[::-1], 2)
-
-
-def field_signed(a: int, offset: int, width: int) -> int:
-    width = min(width, 32 - offset)
-    return sx(a >> offset, width) & M32 if width else 0
-
-
-def ldexp(bits: int, kind: str, power: int) -> int:
-    if is_nan(bits, kind):
-        return min_nan(kind, [bits])
-    x = to_float(bits, kind)
-    if math.isinf(x) or x == 0:
-        return bits
-    return round_fraction(
-        Fraction(x) * Fraction(2) ** saturate(power, -5000, 5000), kind
-    )
-
-
-def product(a: Any, b: Any) -> Any:
-    return a * b
-
-
-def fused(a: Any, b: Any, c: Any) -> Any:
-    return a * b + c
-
-
-Row = tuple[str, str, Callable[..., int]]
-
-
-def table() -> dict[str, Row]:
-    """name: (types of D and the sources, where it is encoded, function).
-
-    The function takes the sources' bits, integers signed for i types, and
-    gives D's bits (any integer, cut to the width). Encodings: "2" VOP2 with
-    a VOP3 form, "1" VOP1 with one, "3" VOP3 only.
-    """
-    t: dict[str, Row] = {}
-
-    def add(name: str, types: str, where: str, function: Callable[..., int]) -> None:
-        t[name] = (types, where, function)
-
-    for kind in ("f32", "f16"):
-        for name, op in (
-            ("add", lambda a, b: a + b),
-            ("sub", lambda a, b: a - b),
-            ("subrev", lambda a, b: b - a),
-            ("mul", lambda a, b: a * b),
-        ):
-            add(
-                f"v_{name}_{kind}",
-                f"{kind} {kind} {kind}",
-                "2",
-                lambda a, b, k=kind, o=op: arithmetic(k, o, [a, b]),
-            )
-        add(
-            f"v_fma_{kind}",
-            f"{kind} {kind} {kind} {kind}",
-            "3",
-            lambda a, b, c, k=kind: arithmetic(k, fused, [a, b, c]),
-        )
-    add(
-        "v_add_f64",
-        "f64 f64 f64",
-        "3",
-        lambda a, b: arithmetic("f64", lambda x, y: x + y, [a, b]),
-    )
-    add(
-        "v_mul_f64",
-        "f64 f64 f64",
-        "3",
-        lambda a, b: arithmetic("f64", lambda x, y: x * y, [a, b]),
-    )
-    add(
-        "v_fma_f64",
-        "f64 f64 f64 f64",
-        "3",
-        lambda a, b, c: arithmetic("f64", fused, [a, b, c]),
-    )
-    for kind, where in (("f32", "2"), ("f16", "2"), ("f64", "3")):
-        for name, largest in (("min", False), ("max", True)):
-            add(
-                f"v_{name}_{kind}",
-                f"{kind} {kind} {kind}",
-                where,
-                lambda a, b, k=kind, g=largest: minimum(k, a, b, g),
-            )
-    for kind in ("f32", "f16"):
-        for name, largest in (("min3", False), ("max3", True)):
-            add(
-                f"v_{name}_{kind}",
-                f"{kind} {kind} {kind} {kind}",
-                "3",
-                lambda a, b, c, k=kind, g=largest: extreme3(k, g, a, b, c),
-            )
-    two = {
-        "v_mul_i32_i24": ("i32 i32 i32", lambda a, b: sx(a, 24) * sx(b, 24)),
-        "v_mul_hi_i32_i24": ("i32 i32 i32", lambda a, b: sx(a, 24) * sx(b, 24) >> 32),
-        "v_mul_u32_u24": ("u32 u32 u32", lambda a, b: (a & 0xFFFFFF) * (b & 0xFFFFFF)),
-        "v_mul_hi_u32_u24": (
-            "u32 u32 u32",
-            lambda a, b: (a & 0xFFFFFF) * (b & 0xFFFFFF) >> 32,
-        ),
-        "v_min_i32": ("i32 i32 i32", min),
-        "v_max_i32": ("i32 i32 i32", max),
-        "v_min_u32": ("u32 u32 u32", min),
-        "v_max_u32": ("u32 u32 u32", max),
-        "v_lshrrev_b32": ("u32 u32 u32", lambda a, b: b >> (a & 31)),
-        "v_ashrrev_i32": ("i32 u32 i32", lambda a, b: b >> (a & 31)),
-        "v_lshlrev_b32": ("u32 u32 u32", lambda a, b: b << (a & 31)),
-        "v_and_b32": ("u32 u32 u32", lambda a, b: a & b),
-        "v_or_b32": ("u32 u32 u32", lambda a, b: a | b),
-        "v_xor_b32": ("u32 u32 u32", lambda a, b: a ^ b),
-        "v_xnor_b32": ("u32 u32 u32", lambda a, b: ~(a ^ b)),
-        "v_add_u32": ("u32 u32 u32", lambda a, b: a + b),
-        "v_sub_u32": ("u32 u32 u32", lambda a, b: a - b),
-        "v_subrev_u32": ("u32 u32 u32", lambda a, b: b - a),
-        "v_add_u16": ("u16 u16 u16", lambda a, b: a + b),
-        "v_sub_u16": ("u16 u16 u16", lambda a, b: a - b),
-        "v_subrev_u16": ("u16 u16 u16", lambda a, b: b - a),
-        "v_mul_lo_u16": ("u16 u16 u16", lambda a, b: a * b),
-        "v_lshlrev_b16": ("u16 u16 u16", lambda a, b: b << (a & 15)),
-        "v_lshrrev_b16": ("u16 u16 u16", lambda a, b: b >> (a & 15)),
-        "v_ashrrev_i16": ("i16 u16 i16", lambda a, b: b >> (a & 15)),
-        "v_max_u16": ("u16 u16 u16", max),
-        "v_max_i16": ("i16 i16 i16", max),
-        "v_min_u16": ("u16 u16 u16", min),
-        "v_min_i16": ("i16 i16 i16", min),
-    }
-    for name, (types, function) in two.items():
-        add(name, types, "2", function)
-    add("v_ldexp_f16", "f16 f16 i16", "2", lambda a, b: ldexp(a, "f16", b))
-    add(
-        "v_mul_legacy_f32",
-        "f32 f32 f32",
-        "2",
-        lambda a, b: 0
-        if 0 in (a & 0x7FFFFFFF, b & 0x7FFFFFFF)
-        else arithmetic("f32", lambda x, y: x * y, [a, b]),
-    )
-    one = {
-        "v_mov_b32": ("u32 u32", lambda a: a),
-        "v_not_b32": ("u32 u32", lambda a: ~a),
-        "v_bfrev_b32": ("u32 u32", lambda a: reverse(a, 32)),
-        "v_ffbh_u32": ("u32 u32", lambda a: leading(a, 32)),
-        "v_ffbl_b32": ("u32 u32", trailing),
-        "v_ffbh_i32": ("u32 u32", leading_signed),
-        "v_cvt_i32_f64": ("i32 f64", lambda a: to_int(a, "f64", -(2**31), 2**31 - 1)),
-        "v_cvt_u32_f64": ("u32 f64", lambda a: to_int(a, "f64", 0, M32)),
-        "v_cvt_f64_i32": ("f64 i32", lambda a: round_to("f64", float(a))),
-        "v_cvt_f64_u32": ("f64 u32", lambda a: round_to("f64", float(a))),
-        "v_cvt_f32_i32": ("f32 i32", lambda a: round_to("f32", float(a))),
-        "v_cvt_f32_u32": ("f32 u32", lambda a: round_to("f32", float(a))),
-        "v_cvt_u32_f32": ("u32 f32", lambda a: to_int(a, "f32", 0, M32)),
-        "v_cvt_i32_f32": ("i32 f32", lambda a: to_int(a, "f32", -(2**31), 2**31 - 1)),
-        "v_cvt_f16_f32": ("f16 f32", lambda a: convert(a, "f32", "f16")),
-        "v_cvt_f32_f16": ("f32 f16", lambda a: convert(a, "f16", "f32")),
-        "v_cvt_f32_f64": ("f32 f64", lambda a: convert(a, "f64", "f32")),
-        "v_cvt_f64_f32": ("f64 f32", lambda a: convert(a, "f32", "f64")),
-        "v_cvt_f16_u16": ("f16 u16", lambda a: round_to("f16", float(a))),
-        "v_cvt_f16_i16": ("f16 i16", lambda a: round_to("f16", float(a))),
-        "v_cvt_u16_f16": ("u16 f16", lambda a: to_int(a, "f16", 0, 65535)),
-        "v_cvt_i16_f16": ("i16 f16", lambda a: to_int(a, "f16", -32768, 32767)),
-        "v_cvt_flr_i32_f32": (
-            "i32 f32",
-            lambda a: to_int(whole(a, "f32", math.floor), "f32", -(2**31), 2**31 - 1),
-        ),
-        "v_cvt_off_f32_i4": ("f32 u32", lambda a: round_to("f32", sx(a, 4) / 16)),
-    }
-    for i in range(4):
-        one[f"v_cvt_f32_ubyte{i}"] = (
-            "f32 u32",
-            lambda a, i=i: round_to("f32", float(a >> 8 * i & 255)),
-        )
-    for kind in ("f16", "f32", "f64"):
-        for name, rule in (
-            ("trunc", math.trunc),
-            ("ceil", math.ceil),
-            ("floor", math.floor),
-            ("rndne", round),
-        ):
-            one[f"v_{name}_{kind}"] = (
-                f"{kind} {kind}",
-                lambda a, k=kind, r=rule: whole(a, k, r),
-            )
-        exponent = "i16" if kind == "f16" else "i32"
-        one[f"v_frexp_exp_{exponent}_{kind}"] = (
-            f"{exponent} {kind}",
-            lambda a, k=kind: frexp_exponent(a, k),
-        )
-        one[f"v_frexp_mant_{kind}"] = (
-            f"{kind} {kind}",
-            lambda a, k=kind: frexp_mantissa(a, k),
-        )
-    for name, (types, function) in one.items():
-        add(name, types, "1", function)
-    three = {
-        "v_mad_i32_i24": ("i32 i32 i32 i32", lambda a, b, c: sx(a, 24) * sx(b, 24) + c),
-        "v_mad_u32_u24": (
-            "u32 u32 u32 u32",
-            lambda a, b, c: (a & 0xFFFFFF) * (b & 0xFFFFFF) + c,
-        ),
-        "v_bfe_u32": (
-            "u32 u32 u32 u32",
-            lambda a, b, c: a >> (b & 31) & ((1 << (c & 31)) - 1),
-        ),
-        "v_bfe_i32": (
-            "i32 u32 u32 u32",
-            lambda a, b, c: field_signed(a, b & 31, c & 31),
-        ),
-        "v_bfi_b32": ("u32 u32 u32 u32", lambda a, b, c: (a & b) | (~a & c)),
-        "v_alignbit_b32": (
-            "u32 u32 u32 u32",
-            lambda a, b, c: (a << 32 | b) >> (c & 31),
-        ),
-        "v_alignbyte_b32": (
-            "u32 u32 u32 u32",
-            lambda a, b, c: (a << 32 | b) >> 8 * (c & 3),
-        ),
-        "v_min3_i32": ("i32 i32 i32 i32", min),
-        "v_max3_i32": ("i32 i32 i32 i32", max),
-        "v_med3_i32": ("i32 i32 i32 i32", median),
-        "v_min3_u32": ("u32 u32 u32 u32", min),
-        "v_max3_u32": ("u32 u32 u32 u32", max),
-        "v_med3_u32": ("u32 u32 u32 u32", median),
-        "v_min3_i16": ("i16 i16 i16 i16", min),
-        "v_max3_u16": ("u16 u16 u16 u16", max),
-        "v_med3_i16": ("i16 i16 i16 i16", median),
-        "v_sad_u8": (
-            "u32 u32 u32 u32",
-            lambda a, b, c: c
-            + sum(abs(x - y) for x, y in zip(bytes_of(a), bytes_of(b))),
-        ),
-        "v_msad_u8": (
-            "u32 u32 u32 u32",
-            lambda a, b, c: c
-            + sum(abs(x - y) for x, y in zip(bytes_of(a), bytes_of(b)) if y),
-        ),
-        "v_sad_u16": (
-            "u32 u32 u32 u32",
-            lambda a, b, c: c
-            + abs((a & 0xFFFF) - (b & 0xFFFF))
-            + abs((a >> 16) - (b >> 16)),
-        ),
-        "v_sad_u32": ("u32 u32 u32 u32", lambda a, b, c: c + abs(a - b)),
-        "v_lerp_u8": (
-            "u32 u32 u32 u32",
-            lambda a, b, c: sum(
-                (x + y + (z & 1) >> 1) << 8 * i
-                for i, (x, y, z) in enumerate(
-                    zip(bytes_of(a), bytes_of(b), bytes_of(c))
-                )
-            ),
-        ),
-        "v_perm_b32": ("u32 u32 u32 u32", perm),
-        "v_mad_u32_u16": ("u32 u16 u16 u32", lambda a, b, c: a * b + c),
-        "v_mad_i32_i16": ("i32 i16 i16 i32", lambda a, b, c: a * b + c),
-        "v_mad_u16": ("u16 u16 u16 u16", lambda a, b, c: a * b + c),
-        "v_mad_i16": ("i16 i16 i16 i16", lambda a, b, c: a * b + c),
-        "v_mad_legacy_u16": ("u16 u16 u16 u16", lambda a, b, c: a * b + c),
-        "v_xad_u32": ("u32 u32 u32 u32", lambda a, b, c: (a ^ b) + c),
-        "v_lshl_add_u32": ("u32 u32 u32 u32", lambda a, b, c: (a << (b & 31)) + c),
-        "v_add_lshl_u32": (
-            "u32 u32 u32 u32",
-            lambda a, b, c: (a + b & M32) << (c & 31),
-        ),
-        "v_add3_u32": ("u32 u32 u32 u32", lambda a, b, c: a + b + c),
-        "v_lshl_or_b32": ("u32 u32 u32 u32", lambda a, b, c: (a << (b & 31)) | c),
-        "v_and_or_b32": ("u32 u32 u32 u32", lambda a, b, c: (a & b) | c),
-        "v_or3_b32": ("u32 u32 u32 u32", lambda a, b, c: a | b | c),
-        "v_mul_lo_u32": ("u32 u32 u32", lambda a, b: a * b),
-        "v_mul_hi_u32": ("u32 u32 u32", lambda a, b: a * b >> 32),
-        "v_mul_hi_i32": ("i32 i32 i32", lambda a, b: a * b >> 32),
-        "v_bcnt_u32_b32": ("u32 u32 u32", lambda a, b: bin(a).count("1") + b),
-        "v_lshlrev_b64": ("u64 u32 u64", lambda a, b: b << (a & 63)),
-        "v_lshrrev_b64": ("u64 u32 u64", lambda a, b: b >> (a & 63)),
-        "v_ashrrev_i64": ("i64 u32 i64", lambda a, b: b >> (a & 63)),
-        "v_bfm_b32": ("u32 u32 u32", lambda a, b: ((1 << (a & 31)) - 1) << (b & 31)),
-        "v_cvt_pk_u16_u32": (
-            "u32 u32 u32",
-            lambda a, b: min(a, 65535) | min(b, 65535) << 16,
-        ),
-        "v_cvt_pk_i16_i32": (
-            "u32 i32 i32",
-            lambda a, b: (saturate(a, -32768, 32767) & 0xFFFF)
-            | (saturate(b, -32768, 32767) & 0xFFFF) << 16,
-        ),
-        "v_cvt_pkrtz_f16_f32": (
-            "u32 f32 f32",
-            lambda a, b: (
-                convert(a, "f32", "f16", 3) | convert(b, "f32", "f16", 3) << 16
-            ),
-        ),
-        "v_add_i32": ("i32 i32 i32", lambda a, b: a + b),
-        "v_sub_i32": ("i32 i32 i32", lambda a, b: a - b),
-        "v_add_i16": ("i16 i16 i16", lambda a, b: a + b),
-        "v_sub_i16": ("i16 i16 i16", lambda a, b: a - b),
-        "v_pack_b32_f16": ("u32 u16 u16", lambda a, b: a | b << 16),
-        "v_ldexp_f32": ("f32 f32 i32", lambda a, b: ldexp(a, "f32", b)),
-        "v_ldexp_f64": ("f64 f64 i32", lambda a, b: ldexp(a, "f64", b)),
-    }
-    for name, (types, function) in three.items():
-        add(name, types, "3", function)
-    return t
-
-
-# Instructions whose op_sel leaves the other half of D alone.
-HALVES = {
-    "v_fma_f16", "v_min3_f16", "v_max3_f16", "v_min3_i16", "v_max3_u16",
-    "v_med3_i16", "v_mad_u16", "v_mad_i16", "v_add_i16", "v_sub_i16",
+op("v_mad_u64_u32", "u64 u32 u32 u64", "3", wide_mad(0, n.M64), "carry")
+op("v_mad_i64_i32", "i64 i32 i32 i64", "3", wide_mad(-(2**63), 2**63 - 1), "carry")
+THREE = {
+    "v_bfe_u32": lambda a, b, c: a >> (b & 31) & ((1 << (c & 31)) - 1),
+    "v_bfe_i32": lambda a, b, c: n.field(a, b & 31, c & 31, 32, True),
+    "v_bfi_b32": lambda a, b, c: (a & b) | (~a & c),
+    "v_alignbit_b32": lambda a, b, c: (a << 32 | b) >> (c & 31),
+    "v_alignbyte_b32": lambda a, b, c: (a << 32 | b) >> 8 * (c & 3),
+    "v_perm_b32": n.permute,
+    "v_xad_u32": lambda a, b, c: (a ^ b) + c,
+    "v_lshl_add_u32": lambda a, b, c: (a << (b & 31)) + c,
+    "v_add_lshl_u32": lambda a, b, c: (a + b & M32) << (c & 31),
+    "v_add3_u32": lambda a, b, c: a + b + c,
+    "v_lshl_or_b32": lambda a, b, c: a << (b & 31) | c,
+    "v_and_or_b32": lambda a, b, c: a & b | c,
+    "v_or3_b32": lambda a, b, c: a | b | c,
+    "v_sad_u32": lambda a, b, c: c + abs(a - b),
+    "v_sad_u16": lambda a, b, c: c + sum(
+        abs((a >> s & 0xFFFF) - (b >> s & 0xFFFF)) for s in (0, 16)),
+    "v_sad_u8": lambda a, b, c: c + byte_distance(a, b),
+    "v_sad_hi_u8": lambda a, b, c: c + (byte_distance(a, b) << 16),
+    "v_msad_u8": lambda a, b, c: c + byte_distance(a, b, True),
+    "v_lerp_u8": lambda a, b, c: sum(
+        (x + y + (z & 1) >> 1) << 8 * i for i, (x, y, z) in
+        enumerate(zip(n.bytes_of(a), n.bytes_of(b), n.bytes_of(c)))),
 }  # fmt: skip
+TWO = {
+    "v_mul_lo_u32": ("u32", lambda a, b: a * b),
+    "v_mul_hi_u32": ("u32", lambda a, b: a * b >> 32),
+    "v_mul_hi_i32": ("i32", lambda a, b: a * b >> 32),
+    "v_bcnt_u32_b32": ("u32", lambda a, b: n.count(a) + b),
+    "v_bfm_b32": ("u32", lambda a, b: ((1 << (a & 31)) - 1) << (b & 31)),
+}
+
+
+def byte_distance(a: int, b: int, masked: bool = False) -> int:
+    """Sum over the bytes; with `masked` without those where b is zero."""
+    return sum(
+        abs(x - y) for x, y in zip(n.bytes_of(a), n.bytes_of(b)) if y or not masked
+    )
+
+
+for NAME, FUNCTION in THREE.items():
+    ints(NAME, "u32 u32 u32 u32", "3", FUNCTION)
+for NAME, (T, F) in TWO.items():
+    ints(NAME, f"{T} {T} {T}", "3", F)
+for NAME, SHIFT in (("lo", 0), ("hi", 32)):
+    op(f"v_mbcnt_{NAME}_u32_b32", "u32 u32 u32", "3",
+       lambda e, a, b, s=SHIFT:
+       n.count(a & ((1 << e.lane) - 1) >> s & M32) + b)  # fmt: skip
+
+# ---- packed and mixed ------------------------------------------------------
+
+for BASE in ("mad_i16 mul_lo_u16 add_i16 sub_i16 lshlrev_b16 lshrrev_b16 ashrrev_i16 "
+             "max_i16 min_i16 mad_u16 add_u16 sub_u16 max_u16 min_u16 fma_f16 add_f16 "
+             "mul_f16 min_f16 max_f16").split():  # fmt: skip
+    single = OPS[f"v_{BASE}"]
+    FLAGS = " ".join(single.flags | {"packed"})
+    op(f"v_pk_{BASE}", " ".join(single.types), "P", single.function, FLAGS)
+
+
+def mixed(e: Env, a: int, b: int, c: int) -> int:
+    return n.fused("f32", e.round("f32"), a, b, c)
+
+
+def mixed_half(e: Env, a: int, b: int, c: int) -> int:
+    """Rounded to float and again to half, each as MODE says for it."""
+    return n.convert(
+        n.fused("f32", e.round("f16"), a, b, c), "f32", "f16", e.round("f16")
+    )
+
+
+op("v_fma_mix_f32", "f32 mix mix mix", "P", mixed)
+op("v_fma_mixlo_f16", "f16 mix mix mix", "P", mixed_half, "low")
+op("v_fma_mixhi_f16", "f16 mix mix mix", "P", mixed_half, "high")
+
+
+def dot2(e: Env, a: int, b: int, c: int) -> int:
+    """Low product first, each sum rounded, denormals flushed."""
+    total = n.flush(c)
+    if n.is_nan(c, "f32"):
+        return n.quiet(c, "f32")
+    for shift in (0, 16):
+        x, y = a >> shift & 0xFFFF, b >> shift & 0xFFFF
+        if n.is_nan(x, "f16") or n.is_nan(y, "f16"):
+            return n.QUIET["f32"]
+        product = n.multiply("f32", 0, *(n.convert(v, "f16", "f32") for v in (x, y)))
+        total = n.flush(n.add("f32", e.round("f32"), total, product))
+    return n.QUIET["f32"] if n.is_nan(total, "f32") else total
+
+
+op("v_dot2_f32_f16", "f32 pkf pkf f32", "P", dot2)
+
+
+def integer_dot(bits: int, signed: bool) -> Callable[..., int]:
+    def call(a: int, b: int, c: int) -> int:
+        parts = [
+            (n.field(a, i, bits, 32, signed), n.field(b, i, bits, 32, signed))
+            for i in range(0, 32, bits)
+        ]
+        return sum(x * y for x, y in parts) + c
+
+    return call
+
+
+for COUNT, BITS in ((2, 16), (4, 8), (8, 4)):
+    for S in ("i", "u"):
+        PACKED = "pk" if BITS == 16 else "raw"
+        clamped(f"v_dot{COUNT}_{S}32_{S}{BITS}", f"{S}32 {PACKED} {PACKED} {S}32", "P",
+                integer_dot(BITS, S == "i"))  # fmt: skip
+
+# ---- compares --------------------------------------------------------------
+
+FLOAT_RELATIONS: dict[str, Callable[[float, float], bool]] = {
+    "f": lambda a, b: False, "lt": lambda a, b: a < b, "eq": lambda a, b: a == b,
+    "le": lambda a, b: a <= b, "gt": lambda a, b: a > b,
+    "lg": lambda a, b: a < b or a > b, "ge": lambda a, b: a >= b,
+    "o": lambda a, b: a == a and b == b, "u": lambda a, b: a != a or b != b,
+    "nge": lambda a, b: not a >= b, "nlg": lambda a, b: not (a < b or a > b),
+    "ngt": lambda a, b: not a > b, "nle": lambda a, b: not a <= b,
+    "neq": lambda a, b: not a == b, "nlt": lambda a, b: not a < b,
+    "tru": lambda a, b: True,
+}  # fmt: skip
+INTEGER_RELATIONS: dict[str, Callable[[int, int], bool]] = {
+    "f": lambda a, b: False, "lt": lambda a, b: a < b, "eq": lambda a, b: a == b,
+    "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ne": lambda a, b: a != b,
+    "ge": lambda a, b: a >= b, "t": lambda a, b: True,
+}  # fmt: skip
+for X in ("cmp", "cmpx"):
+    for K in FLOATS:
+        for NAME, R in FLOAT_RELATIONS.items():
+            op(f"v_{X}_{NAME}_{K}", f"mask {K} {K}", "C", lambda e, a, b, k=K, r=R:
+               r(n.to_float(a, k), n.to_float(b, k)))  # fmt: skip
+        ints(f"v_{X}_class_{K}", f"mask {K} u32", "C",
+             lambda a, b, k=K: n.classify(a, k, b))  # fmt: skip
+    for T in ("i16", "u16", "i32", "u32", "i64", "u64"):
+        for NAME, R in INTEGER_RELATIONS.items():
+            ints(f"v_{X}_{NAME}_{T}", f"mask {T} {T}", "C", R)

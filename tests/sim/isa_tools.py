@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,22 +20,25 @@ import hipsim
 TARGET = ("-triple=amdgcn-amd-amdhsa", "-mcpu=gfx906")
 VERSIONS = ("-22", "-21", "-20", "-19", "-18", "-15", "")
 
-# One kernel: s[4:5] kernel arguments, s6 workgroup id, v0 work-item id.
-KERNEL = """
+# A kernel: s[4:5] kernel arguments, s6 workgroup id, v0 work-item id.
+HEAD = """
     .amdgcn_target "amdgcn-amd-amdhsa--gfx906:sramecc+:xnack-"
+"""
+KERNEL = """
     .text
-    .globl kernel
+    .globl {name}
     .p2align 8
-    .type kernel,@function
-kernel:
+    .type {name},@function
+{name}:
 {body}
-.Lend:
-    .size kernel, .Lend-kernel
+.L{name}_end:
+    .size {name}, .L{name}_end-{name}
     .rodata
     .p2align 6
-    .amdhsa_kernel kernel
+    .amdhsa_kernel {name}
         .amdhsa_user_sgpr_private_segment_buffer 1
         .amdhsa_user_sgpr_kernarg_segment_ptr 1
+        .amdhsa_user_sgpr_flat_scratch_init {flat_scratch}
         .amdhsa_kernarg_size {kernarg}
         .amdhsa_group_segment_fixed_size {lds}
         .amdhsa_private_segment_fixed_size {private}
@@ -48,13 +51,19 @@ kernel:
         .amdhsa_float_denorm_mode_16_64 {denorm64}
         .amdhsa_ieee_mode {ieee}
     .end_amdhsa_kernel
+"""
+METADATA = """
     .amdgpu_metadata
 ---
 amdhsa.version: [ 1, 1 ]
 amdhsa.target: amdgcn-amd-amdhsa--gfx906:sramecc+:xnack-
 amdhsa.kernels:
-  - .name: kernel
-    .symbol: kernel.kd
+{kernels}
+...
+    .end_amdgpu_metadata
+"""
+KERNEL_METADATA = """  - .name: {name}
+    .symbol: {name}.kd
     .kernarg_segment_size: {kernarg}
     .kernarg_segment_align: 8
     .group_segment_fixed_size: {lds}
@@ -64,14 +73,12 @@ amdhsa.kernels:
     .vgpr_count: {vgprs}
     .max_flat_workgroup_size: 1024
     .args:
-{args}
-...
-    .end_amdgpu_metadata
-"""
+{args}"""
 DEFAULTS = {
     "vgprs": 256,
     "lds": 0,
     "private": 0,
+    "flat_scratch": 0,
     "round32": 0,
     "round64": 0,
     "denorm32": 3,
@@ -95,20 +102,32 @@ def run(*command: str, text: str = "") -> str:
     result = subprocess.run(
         command, input=text, capture_output=True, text=True, check=False
     )
-    assert result.returncode == 0, result.stderr[:2000]
+    assert result.returncode == 0, result.stderr[:20000]
     return result.stdout
 
 
-def kernel_source(body: str, pointers: int = 2, **settings: int) -> str:
-    """Assembly of one kernel with this body and so many pointers."""
-    values = {**DEFAULTS, **settings}
-    values["uses_private"] = int(values["private"] > 0)
+def kernels_source(
+    bodies: Mapping[str, tuple[str, Mapping[str, int]]], pointers: int = 2
+) -> str:
+    """Assembly of kernels, name: (body, settings), with so many pointers."""
     args = "".join(
         f"      - {{ .offset: {8 * i}, .size: 8, .value_kind: global_buffer,"
         " .address_space: global }\n"
         for i in range(pointers)
     )
-    return KERNEL.format(body=body, kernarg=8 * pointers, args=args, **values)
+    text, metadata = [HEAD], []
+    for name, (body, settings) in bodies.items():
+        values: dict[str, object] = {**DEFAULTS, **settings, "name": name}
+        values["uses_private"] = int(DEFAULTS["private"] < settings.get("private", 0))
+        values |= {"body": body, "kernarg": 8 * pointers, "args": args}
+        text.append(KERNEL.format(**values))
+        metadata.append(KERNEL_METADATA.format(**values))
+    return "".join(text) + METADATA.format(kernels="".join(metadata))
+
+
+def kernel_source(body: str, pointers: int = 2, **settings: int) -> str:
+    """Assembly of one kernel called `kernel`."""
+    return kernels_source({"kernel": (body, settings)}, pointers)
 
 
 def link(*sources: str) -> bytes:

@@ -13,7 +13,7 @@ import functools
 import random
 from fractions import Fraction
 
-import isa_model as m
+import isa_numbers as m
 import pytest
 
 import hipsim

@@ -176,6 +176,34 @@ def random_rows(
     return rows
 
 
+def half_rows(rng: random.Random) -> list[tuple[int, ...]]:
+    """Both halves of each source are interesting half floats."""
+
+    def one() -> int:
+        low, high = [random_value(rng, "f16") & 0xFFFF for _ in range(2)]
+        return low | high << 16
+
+    return [(one(), one(), one(), rng.getrandbits(64)) for _ in range(LANES)]
+
+
 def random_exec(rng: random.Random) -> int:
     """Often full, sometimes one lane, else random."""
     return rng.choice((ALL, ALL, 1 << rng.randrange(64), rng.getrandbits(64)))
+
+
+def check(
+    cases: Sequence[Case], expected: Sequence[list[int]], **settings: int
+) -> None:
+    """Runs the cases and names the first differing lane of each."""
+    wrong = []
+    for case, want, got in zip(cases, expected, run_cases(cases, **settings)):
+        for n in range(LANES):
+            before = case.rows[n][3]
+            model = want[n] if case.exec >> n & 1 else before
+            if got.d[n] != model:
+                wrong.append(
+                    f"{case.text}: lane {n}, expected {model:#x}, got {got.d[n]:#x}"
+                    " for A B C D = " + " ".join(f"{x:#x}" for x in case.rows[n])
+                )
+                break
+    assert not wrong, "\n".join(wrong)
