@@ -12,7 +12,15 @@ ctypes. It needs nothing but the standard library.
 SPDX-License-Identifier: BSD-3-Clause
 """
 
-from ._native import HipError, get_option, library_path, load, set_option
+from ._native import (
+    HipError,
+    faults_fired,
+    get_option,
+    library_path,
+    load,
+    set_fault,
+    set_option,
+)
 from .module import (
     Buffer,
     Kernel,
@@ -31,9 +39,11 @@ __all__ = [
     "Stats",
     "Struct",
     "disassemble",
+    "faults_fired",
     "get_option",
     "library_path",
     "load",
     "object_info",
+    "set_fault",
     "set_option",
 ]

@@ -85,6 +85,8 @@ _ERROR_CALLS = {
     ],
     "hipsimSetOption": [ctypes.c_char_p, ctypes.c_int64],
     "hipsimGetOption": [ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64)],
+    "hipsimSetFault": [ctypes.c_char_p],
+    "hipsimFaultsFired": [ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint64)],
     "hipsimObjectInfo": [
         ctypes.c_char_p,
         ctypes.c_size_t,
@@ -146,3 +148,28 @@ def get_option(name: str) -> int:
     value = ctypes.c_int64()
     check(load().hipsimGetOption(name.encode(), ctypes.byref(value)))
     return value.value
+
+
+FAULT_KINDS = ("launch", "slow", "endless", "memory", "lds-flip", "alloc")
+
+
+def set_fault(spec: str | None) -> None:
+    """Makes launches or allocations fail; hipsim.h describes the list.
+
+    Args:
+        spec: for example "launch:nth=3;alloc:nth=1"; None or "" clears it.
+
+    Raises:
+        HipError: malformed; the report says what was expected.
+    """
+    check(load().hipsimSetFault(None if spec is None else spec.encode()))
+
+
+def faults_fired() -> dict[str, int]:
+    """How often each kind of fault has happened since set_fault()."""
+    counts = {}
+    for kind in FAULT_KINDS:
+        count = ctypes.c_uint64()
+        check(load().hipsimFaultsFired(kind.encode(), ctypes.byref(count)))
+        counts[kind] = count.value
+    return counts

@@ -11,6 +11,7 @@
  * SPDX-License-Identifier: BSD-3-Clause */
 #define _POSIX_C_SOURCE 200809L
 #include "exec.h"
+#include "faults.h"
 
 #include <fenv.h>
 #include <stdio.h>
@@ -465,12 +466,16 @@ static bool run_waves(sim_group *g)
     for (;;) {
         wave *w = next_wave(g, &slice);
         if (w != NULL) {
-            (g->watched ? run_watched : run_wave)(w, slice);
+            if (g->dispatch->injection != NULL) {
+                sim_faults_run(w, slice, g->watched ? run_watched : run_wave);
+            } else {
+                (g->watched ? run_watched : run_wave)(w, slice);
+            }
             if (w->state == WAVE_FAULT) {
                 return false;
             }
         } else if (!release_barrier(g)) {
-            return true;
+            return g->dispatch->injection == NULL || sim_faults_end(g);
         } else if (g->fault->kind != SIM_FAULT_NONE) {
             return false;
         }
@@ -495,6 +500,8 @@ bool sim_group_run(sim_group *group, const sim_dispatch *dispatch,
     group->fault = fault;
     group->executed = 0;
     group->misaligned = 0;
+    group->accesses = 0;
+    group->flipped = false;
     memset(group->seen, 0, sizeof group->seen);
     group->random =
         dispatch->seed ^

@@ -63,6 +63,8 @@ struct sim_group {
     bool watched;    /* by one of these two, NULL otherwise */
     struct sim_check *check;
     struct sim_profile *profile;
+    uint64_t accesses; /* counted for an injected memory fault */
+    bool flipped;      /* the injected bit flip has happened */
     sim_fault *fault;
 };
 

@@ -11,6 +11,7 @@
  * SPDX-License-Identifier: BSD-3-Clause */
 #define _GNU_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
 #include "device.h"
+#include "faults.h"
 #include "options.h"
 #include "report.h"
 #include "table.h"
@@ -84,6 +85,10 @@ HIPSIM_API hipError_t hipMalloc(void **pointer, size_t bytes)
     *pointer = NULL;
     if (bytes == 0) {
         return hipSuccess;
+    }
+    if (sim_faults_alloc()) {
+        return sim_fail(hipErrorOutOfMemory,
+                        "hipMalloc: %zu bytes refused by injection", bytes);
     }
     block *b = malloc(sizeof *b);
     if (b == NULL || bytes > SIM_DEVICE_MEMORY) {

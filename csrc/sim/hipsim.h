@@ -92,6 +92,44 @@ HIPSIM_API const char *hipsimLastReport(void);
 HIPSIM_API hipError_t hipsimSetOption(const char *name, int64_t value);
 HIPSIM_API hipError_t hipsimGetOption(const char *name, int64_t *value);
 
+/* Failures for tests of programs that must survive them. `spec` is a list,
+ * joined by ';', of kind:word=number,word=number; it replaces the list before.
+ * NULL or "" clears it. Malformed: hipErrorInvalidValue, the report says what
+ * was expected, the list before stays. HIPSIM_FAULT sets the first list; if
+ * malformed it costs one warning and nothing fails.
+ *
+ *   launch    hipErrorLaunchFailure; the kernel does not run.
+ *   slow      each instruction counts as factor=N (10) of them, in the stats
+ *             and against the budget. The host's time does not change.
+ *   endless   each workgroup runs after=N (0) instructions, or to its end if
+ *             that is sooner, and then makes no progress until the instruction
+ *             budget ends it, hipErrorLaunchFailure. The stats count the
+ *             whole budget, but no host time passes. Without option "budget"
+ *             it is 10^9 wave instructions per workgroup.
+ *   memory    access=N (1), the Nth vector memory instruction of workgroup
+ *             group=N (0, linear index), or the first after it in which a lane
+ *             reaches for global memory, faults: hipErrorIllegalAddress.
+ *   lds-flip  bits=N (1; at most 64) different bits of one workgroup's LDS
+ *             flip, once, before the workgroup's instruction number at=N (from
+ *             0; in the order of execution) in workgroup group=N. seed=N (0)
+ *             chooses the bits, and what is not given: the workgroup, and the
+ *             instruction among the first within=N (1024). Nothing happens if
+ *             the workgroup ends sooner or has no LDS.
+ *   alloc     hipMalloc returns hipErrorOutOfMemory.
+ *
+ * All take nth=N (1): the Nth launch (allocation) from now on is struck, and
+ * every=N: so is each Nth after it (every=1: all). All but alloc take
+ * kernel=NAME: only launches of that kernel count. Launches that are refused
+ * for their arguments do not count, nor do allocations of 0 bytes. Example:
+ * "launch:nth=3;slow:factor=100,every=1,kernel=fa_fwd". If one launch is struck
+ * twice by the same kind, the later entry holds. */
+HIPSIM_API hipError_t hipsimSetFault(const char *spec);
+
+/* How often faults of this kind ("launch", ...; NULL: of any kind) have
+ * happened since the list was set: a launch counts once, and memory and
+ * lds-flip only if they took effect. */
+HIPSIM_API hipError_t hipsimFaultsFired(const char *kind, uint64_t *count);
+
 /* JSON text about a code object: target, arch, flags (e_flags), abi, kernels
  * [{name, vgprs, agprs, sgprs, lds_bytes, private_bytes, vgpr_spills,
  * sgpr_spills, code_bytes, kernarg_bytes, max_threads, wave_size, metadata

@@ -9,6 +9,7 @@
  * SPDX-License-Identifier: BSD-3-Clause */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "launch.h"
+#include "faults.h"
 #include "options.h"
 #include "races.h"
 #include "report.h"
@@ -310,6 +311,7 @@ hipError_t sim_launch_run(const sim_launch *launch, sim_region_list *memory,
         aligned_alloc(KERNARG_ALIGN, SIM_PACKET_BYTES + kernarg_bytes);
     hipError_t status = hipSuccess;
     sim_memory table;
+    sim_injection injection;
 
     *stats = (sim_stats){0};
     if (block == NULL) {
@@ -374,7 +376,18 @@ hipError_t sim_launch_run(const sim_launch *launch, sim_region_list *memory,
         dispatch.block[d] = launch->block[d];
         dispatch.grid[d] = launch->groups[d] * launch->block[d];
     }
-    status = run_grid(&dispatch, stats);
+    uint64_t groups =
+        (uint64_t)dispatch.groups[0] * dispatch.groups[1] * dispatch.groups[2];
+    if (sim_faults_launch(kernel->name, groups, &injection)) {
+        dispatch.injection = &injection;
+        dispatch.budget = sim_faults_budget(&injection, dispatch.budget);
+    }
+    status = injection.fail
+                 ? sim_fail(hipErrorLaunchFailure,
+                            "%s: launch failed by injection", kernel->name)
+                 : run_grid(&dispatch, stats);
+    stats->wave_instructions =
+        sim_faults_cost(&injection, stats->wave_instructions);
     sim_races_free(dispatch.races);
 
 done:

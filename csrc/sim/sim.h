@@ -128,6 +128,7 @@ typedef struct sim_dispatch {
     unsigned dot2; /* SIM_DOT2_* of options.h */
     bool adversarial_ulp; /* estimates are off by up to one ulp */
     bool profile;
+    const struct sim_injection *injection; /* faults.h; NULL: none */
 } sim_dispatch;
 
 typedef struct sim_stats {
