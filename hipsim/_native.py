@@ -98,6 +98,12 @@ _ERROR_CALLS = {
         ctypes.c_char_p,
         ctypes.POINTER(ctypes.c_void_p),
     ],
+    "hipsimDisassembleLines": [
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+        ctypes.c_char_p,
+        ctypes.POINTER(ctypes.c_void_p),
+    ],
 }
 
 

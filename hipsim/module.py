@@ -44,13 +44,21 @@ def object_info(image: Image) -> dict[str, Any]:
     return facts
 
 
-def disassemble(image: Image, kernel: str | None = None) -> str:
-    """The instructions of one gfx906 kernel, or of all, one per line."""
+def disassemble(image: Image, kernel: str | None = None, *, lines: bool = False) -> str:
+    """The instructions of one gfx906 kernel, or of all, one per line.
+
+    Args:
+        image: the file's bytes, or its path.
+        kernel: its name; default all.
+        lines: add "; file.hip:12" where the source line changes, if the object
+            was built with -g.
+    """
     data = _read_image(image)
     text = ctypes.c_void_p()
     name = None if kernel is None else kernel.encode()
     library = _native.load()
-    code = library.hipsimDisassemble(data, len(data), name, ctypes.byref(text))
+    call = library.hipsimDisassembleLines if lines else library.hipsimDisassemble
+    code = call(data, len(data), name, ctypes.byref(text))
     _native.check(code)
     return _native.take_text(text)
 

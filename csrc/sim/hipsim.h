@@ -143,6 +143,12 @@ HIPSIM_API hipError_t hipsimObjectInfo(const void *image, size_t bytes,
 /* Disassembly of one kernel, or of all if kernel is NULL; hipsimFree it. */
 HIPSIM_API hipError_t hipsimDisassemble(const void *image, size_t bytes,
                                         const char *kernel, char **text);
+
+/* The same with a line "; file.hip:12" before the first instruction of each
+ * source line, and "; no line" where there is none any more, if the object was
+ * built with -g. */
+HIPSIM_API hipError_t hipsimDisassembleLines(const void *image, size_t bytes,
+                                             const char *kernel, char **text);
 HIPSIM_API void hipsimFree(void *memory);
 
 /* The HIP subset is exported under HIP's own names and signatures, to be

@@ -144,15 +144,39 @@ HIPSIM_API hipError_t hipsimObjectInfo(const void *image, size_t bytes,
     return finish(&to, json);
 }
 
+/* "; file.hip:12" if the instruction is not of the line before; none is none:
+ * *file NULL. */
+static void put_line(builder *to, const sim_lines *lines, uint64_t offset,
+                     const char **file, unsigned *line)
+{
+    const char *new_file = NULL;
+    unsigned new_line = 0;
+
+    (void)sim_lines_find(lines, offset, &new_file, &new_line);
+    if (new_file != NULL && (new_file != *file || new_line != *line)) {
+        put_raw(to, "; ");
+        put_raw(to, new_file);
+        put(to, ":%u\n", new_line);
+    } else if (new_file == NULL && *file != NULL) {
+        put_raw(to, "; no line\n");
+    }
+    *file = new_file;
+    *line = new_line;
+}
+
 static void put_code(builder *to, const sim_object *object,
-                     const sim_kernel *kernel, const sim_code *code)
+                     const sim_kernel *kernel, const sim_code *code,
+                     const sim_lines *lines)
 {
     char line[256];
     uint64_t begin = kernel->entry - object->text;
+    const char *source = NULL;
+    unsigned source_line = 0;
 
     put_raw(to, kernel->name);
     put(to, ":\n");
     for (uint64_t at = 0; at < kernel->code_bytes;) {
+        put_line(to, lines, begin + at, &source, &source_line);
         unsigned size =
             sim_disasm(code, (size_t)(begin + at), line, sizeof line);
         put(to, "%6llx:  %s\n", (unsigned long long)at, line);
@@ -160,8 +184,8 @@ static void put_code(builder *to, const sim_object *object,
     }
 }
 
-HIPSIM_API hipError_t hipsimDisassemble(const void *image, size_t bytes,
-                                        const char *kernel, char **text)
+static hipError_t disassemble(const void *image, size_t bytes,
+                              const char *kernel, bool lines, char **text)
 {
     sim_object *object;
     sim_code *code = NULL;
@@ -201,7 +225,8 @@ HIPSIM_API hipError_t hipsimDisassemble(const void *image, size_t bytes,
     put_raw(&to, "");
     for (size_t i = 0; i < object->kernel_count; i++) {
         if (only == NULL || only == &object->kernel[i]) {
-            put_code(&to, object, &object->kernel[i], code);
+            put_code(&to, object, &object->kernel[i], code,
+                     lines ? object->lines : NULL);
         }
     }
     status = finish(&to, text);
@@ -210,6 +235,18 @@ done:
     sim_code_free(code);
     sim_object_free(object);
     return status;
+}
+
+HIPSIM_API hipError_t hipsimDisassemble(const void *image, size_t bytes,
+                                        const char *kernel, char **text)
+{
+    return disassemble(image, bytes, kernel, false, text);
+}
+
+HIPSIM_API hipError_t hipsimDisassembleLines(const void *image, size_t bytes,
+                                             const char *kernel, char **text)
+{
+    return disassemble(image, bytes, kernel, true, text);
 }
 
 HIPSIM_API void hipsimFree(void *memory)

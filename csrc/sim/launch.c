@@ -150,10 +150,26 @@ static void describe_address(const sim_memory *memory, const sim_fault *fault,
     }
 }
 
-hipError_t sim_launch_fault(const char *kernel, const sim_fault *fault,
-                            const sim_memory *memory)
+/* " at file.hip:12", or "" if the object does not say. */
+static void describe_line(const sim_dispatch *dispatch, uint64_t pc, char *text,
+                          size_t size)
 {
-    char place[192] = "", where[192] = "";
+    const char *file;
+    unsigned line;
+
+    text[0] = '\0';
+    if (sim_lines_find(dispatch->lines, dispatch->text_entry + pc, &file,
+                       &line)) {
+        const char *slash = strrchr(file, '/');
+        (void)snprintf(text, size, " at %s:%u",
+                       slash != NULL ? slash + 1 : file, line);
+    }
+}
+
+hipError_t sim_launch_fault(const sim_dispatch *dispatch,
+                            const sim_fault *fault)
+{
+    char place[192] = "", where[192] = "", source[192];
     hipError_t code = hipErrorLaunchFailure;
 
     if (fault_words[fault->kind].place != NULL) {
@@ -163,16 +179,18 @@ hipError_t sim_launch_fault(const char *kernel, const sim_fault *fault,
     }
     if (fault->kind == SIM_FAULT_ADDRESS) {
         code = hipErrorIllegalAddress;
-        describe_address(memory, fault, where, sizeof where);
+        describe_address(dispatch->memory, fault, where, sizeof where);
     }
-    return sim_fail(
-        code,
-        "%s: %s at pc 0x%llx (%s), workgroup (%u,%u,%u), wave "
-        "%u%s%s%s%s%s%s",
-        kernel, fault_words[fault->kind].text, (unsigned long long)fault->pc,
-        fault->instruction, fault->group[0], fault->group[1], fault->group[2],
-        fault->wave, place, where[0] != '\0' ? ", " : "", where,
-        fault->detail[0] != '\0' ? ", " : "", fault->detail, fault->notes);
+    describe_line(dispatch, fault->pc, source, sizeof source);
+    return sim_fail(code,
+                    "%s: %s at pc 0x%llx (%s)%s, workgroup (%u,%u,%u), wave "
+                    "%u%s%s%s%s%s%s",
+                    dispatch->kernel, fault_words[fault->kind].text,
+                    (unsigned long long)fault->pc, fault->instruction, source,
+                    fault->group[0], fault->group[1], fault->group[2],
+                    fault->wave, place, where[0] != '\0' ? ", " : "", where,
+                    fault->detail[0] != '\0' ? ", " : "", fault->detail,
+                    fault->notes);
 }
 
 /* ---- threads ------------------------------------------------------------ */
@@ -289,7 +307,7 @@ static hipError_t run_grid(const sim_dispatch *dispatch, sim_stats *stats)
     *stats = run.stats;
     (void)pthread_mutex_destroy(&run.lock);
     if (atomic_load(&run.stop) < run.total) {
-        return sim_launch_fault(dispatch->kernel, &run.fault, dispatch->memory);
+        return sim_launch_fault(dispatch, &run.fault);
     }
     if (run.done != run.total) {
         return sim_fail(hipErrorOutOfMemory,
@@ -349,6 +367,8 @@ hipError_t sim_launch_run(const sim_launch *launch, sim_region_list *memory,
         .lds_bytes = kernel->descriptor.lds_bytes + launch->dynamic_lds_bytes,
         .kernarg = kernarg,
         .packet = packet,
+        .lines = launch->object->lines,
+        .text_entry = kernel->entry - launch->object->text,
         .memory = &table,
         .check = (int)sim_option_get(SIM_OPTION_CHECK),
         .cpu = (int)sim_option_get(SIM_OPTION_CPU),

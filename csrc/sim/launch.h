@@ -51,7 +51,7 @@ hipError_t sim_launch_run(const sim_launch *launch, sim_region_list *memory,
                           sim_stats *stats);
 
 /* Turns a fault into the report and the matching error code. */
-hipError_t sim_launch_fault(const char *kernel, const sim_fault *fault,
-                            const sim_memory *memory);
+hipError_t sim_launch_fault(const sim_dispatch *dispatch,
+                            const sim_fault *fault);
 
 #endif

@@ -509,6 +509,8 @@ hipError_t sim_object_load(const void *bytes, size_t size, bool runnable,
         sim_object_free(object);
         return status;
     }
+    object->lines =
+        sim_lines_read(file.bytes, file.size, object->text, object->text_bytes);
     *out = object;
     return hipSuccess;
 }
@@ -528,6 +530,7 @@ void sim_object_free(sim_object *object)
         free(kernel->name);
     }
     free(object->kernel);
+    sim_lines_free(object->lines);
     if (object->image != NULL) {
         (void)munmap(object->image, object->image_bytes);
     }

@@ -5,6 +5,7 @@
 #define HIPSIM_OBJECT_H
 
 #include "hipsim.h"
+#include "lines.h"
 #include "sim.h"
 
 /* Limits that no real object comes near; they bound what a corrupt one can
@@ -53,6 +54,7 @@ typedef struct sim_object {
     char target[128];          /* "amdgcn-amd-amdhsa--gfx906:sramecc+:xnack-" */
     sim_kernel *kernel;        /* in the order of the symbol table */
     size_t kernel_count;
+    sim_lines *lines; /* NULL if it was built without -g */
 } sim_object;
 
 /* Loads an ELF code object, or the best entry of an offload bundle. With

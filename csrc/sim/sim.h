@@ -129,6 +129,8 @@ typedef struct sim_dispatch {
     bool adversarial_ulp; /* estimates are off by up to one ulp */
     bool profile;
     const struct sim_injection *injection; /* faults.h; NULL: none */
+    const struct sim_lines *lines;         /* lines.h; NULL: none */
+    uint64_t text_entry;                   /* the entry's offset in the text */
 } sim_dispatch;
 
 typedef struct sim_stats {

@@ -375,6 +375,7 @@ def test_only_the_documented_names_are_exported():
     hipEventElapsedTime hipEventDestroy hipDeviceSynchronize hipGetLastError
     hipPeekAtLastError hipGetErrorName hipGetErrorString
     hipsimLaunch hipsimLastReport hipsimModuleLoad hipsimSetOption hipsimGetOption
-    hipsimObjectInfo hipsimDisassemble hipsimFree
+    hipsimObjectInfo hipsimDisassemble hipsimDisassembleLines hipsimFree
+    hipsimSetFault hipsimFaultsFired
     """
     assert names == set(header.split())
