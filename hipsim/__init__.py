@@ -29,6 +29,7 @@ from .module import (
     Struct,
     disassemble,
     object_info,
+    take_profile,
 )
 
 __all__ = [
@@ -46,4 +47,5 @@ __all__ = [
     "object_info",
     "set_fault",
     "set_option",
+    "take_profile",
 ]

@@ -87,6 +87,7 @@ _ERROR_CALLS = {
     "hipsimGetOption": [ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64)],
     "hipsimSetFault": [ctypes.c_char_p],
     "hipsimFaultsFired": [ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint64)],
+    "hipsimTakeProfile": [ctypes.POINTER(ctypes.c_void_p)],
     "hipsimObjectInfo": [
         ctypes.c_char_p,
         ctypes.c_size_t,

@@ -63,6 +63,19 @@ def disassemble(image: Image, kernel: str | None = None, *, lines: bool = False)
     return _native.take_text(text)
 
 
+def take_profile() -> dict[str, Any]:
+    """What launches under the option "profile" counted since the last call.
+
+    Returns:
+        the keys that hipsim.h lists at hipsimTakeProfile: device, constants,
+        launches and others. Figures are simulated.
+    """
+    text = ctypes.c_void_p()
+    _native.check(_native.load().hipsimTakeProfile(ctypes.byref(text)))
+    taken: dict[str, Any] = json.loads(_native.take_text(text))
+    return taken
+
+
 class Buffer:
     """Memory that a kernel argument points to, used in place.
 

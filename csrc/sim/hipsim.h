@@ -84,6 +84,7 @@ HIPSIM_API const char *hipsimLastReport(void);
  * 1 best for this host), "budget" (wave instructions per workgroup, 0 none),
  * "seed" (order of the waves, 0 in turn), "dot2" and "ulp" (what is not
  * documented about v_dot2_f32_f16 and the estimates), "profile" (0..1),
+ * "profile_groups" (how many workgroups of a profiled launch are traced),
  * "skip" (leave out the instruction at this offset from the kernel's entry, -1
  * none) and "probe" (report the s_waitcnt there if it has anything to wait
  * for; level 2): for tests that ask whether an instruction is needed. First
@@ -129,6 +130,26 @@ HIPSIM_API hipError_t hipsimSetFault(const char *spec);
  * happened since the list was set: a launch counts once, and memory and
  * lds-flip only if they took effect. */
 HIPSIM_API hipError_t hipsimFaultsFired(const char *kind, uint64_t *count);
+
+/* JSON text about the launches that completed under option "profile" since
+ * the last call, which are then forgotten. Keys: version (1), device,
+ * constants [{name, value, unit, source, grade}] of the cost model,
+ * launches_dropped (only the last 64 are told one by one), kernels (sums over
+ * all launches by name), launches [{kernel, grid, block, lds_bytes, vgprs,
+ * sgprs, waves_per_simd, groups_per_cu, groups_total, groups_executed,
+ * groups_traced, groups_traced_in_part, instructions_traced, incomplete (host
+ * memory ran out: something is missing), schedule {cu_cycles of the traced
+ * workgroups on one CU, cycles of the grid at that pace, timeline_until},
+ * wave_instructions, flops, hbm_bytes, units {unit: instructions}, counters
+ * {name: value}, estimated, modelled, not_on_gfx906 (names of counters),
+ * derived {name: value}, bounds [{unit, cycles, seconds, share}] largest
+ * first, estimate {cycles {low, middle, high}, seconds {...}, error, overlap,
+ * lds_cycles, valu_cycles_slow_conversions}, instructions [{offset from the
+ * kernel's entry, count, lds_conflict_cycles, stall_cycles in the traced
+ * executions, traced (executions), lanes (mean)}], timeline [{simd, group,
+ * wave, events [[what, begin, end], ...]}]}].
+ * All figures are simulated. *json is malloc'ed; release with hipsimFree. */
+HIPSIM_API hipError_t hipsimTakeProfile(char **json);
 
 /* JSON text about a code object: target, arch, flags (e_flags), abi, kernels
  * [{name, vgprs, agprs, sgprs, lds_bytes, private_bytes, vgpr_spills,

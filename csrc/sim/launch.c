@@ -11,6 +11,7 @@
 #include "launch.h"
 #include "faults.h"
 #include "options.h"
+#include "profile.h"
 #include "races.h"
 #include "report.h"
 
@@ -328,6 +329,7 @@ hipError_t sim_launch_run(const sim_launch *launch, sim_region_list *memory,
     uint8_t *block =
         aligned_alloc(KERNARG_ALIGN, SIM_PACKET_BYTES + kernarg_bytes);
     hipError_t status = hipSuccess;
+    sim_races *races = NULL;
     sim_memory table;
     sim_injection injection;
 
@@ -378,13 +380,12 @@ hipError_t sim_launch_run(const sim_launch *launch, sim_region_list *memory,
         .probe = sim_option_get(SIM_OPTION_PROBE),
         .dot2 = (unsigned)sim_option_get(SIM_OPTION_DOT2),
         .adversarial_ulp = sim_option_get(SIM_OPTION_ULP) != 0,
-        .profile = sim_option_get(SIM_OPTION_PROFILE) != 0,
     };
     dispatch.descriptor.private_bytes = sim_launch_private(kernel);
     dispatch.tensors = launch->tensors;
     if (dispatch.check >= 2) {
-        dispatch.races = sim_races_create();
-        if (dispatch.races == NULL) {
+        dispatch.races = races = sim_races_create();
+        if (races == NULL) {
             status = sim_fail(hipErrorOutOfMemory, "%s: no memory for checks",
                               kernel->name);
             goto done;
@@ -402,15 +403,25 @@ hipError_t sim_launch_run(const sim_launch *launch, sim_region_list *memory,
         dispatch.injection = &injection;
         dispatch.budget = sim_faults_budget(&injection, dispatch.budget);
     }
+    if (sim_option_get(SIM_OPTION_PROFILE) != 0) {
+        dispatch.profile = profile_begin(
+            &dispatch, (uint64_t)sim_option_get(SIM_OPTION_TRACED));
+        if (dispatch.profile == NULL) {
+            status = sim_fail(hipErrorOutOfMemory, "%s: no memory to profile",
+                              kernel->name);
+            goto done;
+        }
+    }
     status = injection.fail
                  ? sim_fail(hipErrorLaunchFailure,
                             "%s: launch failed by injection", kernel->name)
                  : run_grid(&dispatch, stats);
     stats->wave_instructions =
         sim_faults_cost(&injection, stats->wave_instructions);
-    sim_races_free(dispatch.races);
+    profile_finish(dispatch.profile, status == hipSuccess);
 
 done:
+    sim_races_free(races);
     free(block);
     return status;
 }

@@ -54,6 +54,8 @@ static const option_row rows[SIM_OPTIONS] = {
     [SIM_OPTION_ULP] = {"ulp", "HIPSIM_ULP", 0, 0, 1, ulp_words,
                         "nearest or adversarial"},
     [SIM_OPTION_PROFILE] = {"profile", "HIPSIM_PROFILE", 0, 0, 1, NULL, NULL},
+    [SIM_OPTION_TRACED] = {"profile_groups", "HIPSIM_PROFILE_GROUPS", 16, 0,
+                           4096, NULL, NULL},
     [SIM_OPTION_SKIP] = {"skip", "HIPSIM_SKIP", -1, -1, INT64_MAX, NULL, NULL},
     [SIM_OPTION_PROBE] = {"probe", "HIPSIM_PROBE", -1, -1, INT64_MAX, NULL,
                           NULL},

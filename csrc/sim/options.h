@@ -15,6 +15,7 @@ typedef enum sim_option {
     SIM_OPTION_DOT2,    /* SIM_DOT2_* */
     SIM_OPTION_ULP,     /* 1: estimates are off by up to one ulp */
     SIM_OPTION_PROFILE, /* 1: count and time launches */
+    SIM_OPTION_TRACED,  /* workgroups whose schedule a profile tells */
     SIM_OPTION_SKIP,    /* leave out the instruction at this offset */
     SIM_OPTION_PROBE,   /* report the s_waitcnt there if it has an effect */
     SIM_OPTIONS

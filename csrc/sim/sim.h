@@ -127,7 +127,7 @@ typedef struct sim_dispatch {
     int64_t probe; /* s_waitcnt that must find nothing to wait for, -1 none */
     unsigned dot2; /* SIM_DOT2_* of options.h */
     bool adversarial_ulp; /* estimates are off by up to one ulp */
-    bool profile;
+    struct profile_launch *profile; /* counts and times it, or NULL */
     const struct sim_injection *injection; /* faults.h; NULL: none */
     const struct sim_lines *lines;         /* lines.h; NULL: none */
     uint64_t text_entry;                   /* the entry's offset in the text */
