@@ -6,6 +6,7 @@
  *   profile_cost.c    unit, clocks and flops of an instruction; occupancy
  *   profile_cache.c   tags of L1, scalar cache and L2, traffic to memory
  *   profile_cycles.c  schedule of the traced workgroups on one CU
+ *   profile_spans.c   its timeline
  *   profile_bounds.c  named counters, bounds, the estimate
  *   profile_json.c    the text of a launch
  *   profile_store.c   the launches not yet taken
