@@ -120,23 +120,24 @@ static void drop(cache *c, uint64_t line)
 
 /* ---- L2 and memory ------------------------------------------------------ */
 
-/* The memory interface of a line's channel. */
-static unsigned interface_of(uint64_t line)
+/* The memory interface of the next request: they take turns, since it is not
+ * known which lines go where. */
+static unsigned next_interface(const uint64_t requests[2])
 {
-    return (unsigned)(line / COUNT(L2_CHANNELS)) & 1;
+    return requests[1] < requests[0];
 }
 
 /* Written bytes go out as 64 bytes, or as the halves that have any. */
-static void write_back(uint64_t line, uint64_t dirty, profile_traffic *t)
+static void write_back(uint64_t dirty, profile_traffic *t)
 {
-    unsigned ea = interface_of(line);
-
     if (dirty == UINT64_MAX) {
+        unsigned ea = next_interface(t->ea_writes);
         t->ea_writes[ea]++;
         t->ea_writes64[ea]++;
-    } else {
-        t->ea_writes[ea] += (uint32_t)dirty != 0;
-        t->ea_writes[ea] += dirty >> 32 != 0;
+        return;
+    }
+    for (; dirty != 0; dirty >>= 32) {
+        t->ea_writes[next_interface(t->ea_writes)] += (uint32_t)dirty != 0;
     }
 }
 
@@ -149,14 +150,14 @@ static bool l2_access(cache *c, uint64_t line, bool reads, uint64_t written,
 
     if (!found) {
         if (slot->line != 0) {
-            write_back(slot->line - 1, slot->dirty, t);
+            write_back(slot->dirty, t);
         }
         *slot = (cache_line){.line = line + 1, .used = c->now};
     }
     fetch = reads && !slot->whole && slot->dirty != UINT64_MAX;
     if (fetch) {
         slot->whole = true;
-        t->ea_reads[interface_of(line)]++;
+        t->ea_reads[next_interface(t->ea_reads)]++;
     }
     slot->dirty |= written;
     t->l2_hits += found && !fetch;
@@ -170,7 +171,7 @@ void profile_caches_flush(profile_caches *caches, profile_traffic *traffic)
 
     for (size_t i = 0; i < (size_t)c->sets * c->ways; i++) {
         if (c->slot[i].line != 0) {
-            write_back(c->slot[i].line - 1, c->slot[i].dirty, traffic);
+            write_back(c->slot[i].dirty, traffic);
             c->slot[i].dirty = 0;
         }
     }

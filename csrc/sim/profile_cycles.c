@@ -469,8 +469,12 @@ static bool set_up(cu *c)
     c->simds = COUNT(SIMDS);
     c->slots = o->resident;
     c->group_waves = o->group_waves;
+    /* A lone compute unit is limited by its own port to L2. */
     c->l2_line = used / CONST(L2_CHANNELS);
     c->hbm_line = LINE_BYTES * clocks_per_ns * used / CONST(HBM_REACHED);
+    if (c->l2_line < CONST(L1_LINE_CLOCKS)) {
+        c->l2_line = CONST(L1_LINE_CLOCKS);
+    }
     c->cost = calloc(launch->high - launch->low + 1, sizeof *c->cost);
     c->waves = calloc((size_t)c->slots * c->group_waves, sizeof *c->waves);
     c->alive = calloc(c->slots, sizeof *c->alive);
