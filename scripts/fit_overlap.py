@@ -1,4 +1,4 @@
-"""Fits OVERLAP of csrc/sim/profile_table.def on the two measured points there are.
+"""Fits OVERLAP of csrc/sim/profile_table.h on the two measured points there are.
 
 The cost model says that a launch bound by arithmetic takes VALU + a x LDS clocks, where
 a is the part of the LDS work that other waves do not hide.  Nobody has measured a on
@@ -11,7 +11,7 @@ Caveats: the measured models ran the variant of the kernel that packs the query 
 of a group, the counts are those without; clock and power during the runs are unknown.
 One constant cannot meet both points: alone, they ask for 0.47 and 0.92.
 
-    python scripts/fit_overlap.py [csrc/sim/profile_table.def]
+    python scripts/fit_overlap.py [csrc/sim/profile_table.h]
 
 SPDX-License-Identifier: BSD-3-Clause
 """
@@ -24,7 +24,7 @@ import math
 import re
 from pathlib import Path
 
-TABLE = Path(__file__).resolve().parents[1] / "csrc/sim/profile_table.def"
+TABLE = Path(__file__).resolve().parents[1] / "csrc/sim/profile_table.h"
 WAVES = 4  # of a workgroup, one per SIMD
 LANES = 64
 
@@ -60,7 +60,7 @@ POINTS = (
 
 
 def read_table(path: Path = TABLE) -> dict[str, float]:
-    """{name: value} of profile_table.def."""
+    """{name: value} of profile_table.h."""
     rows = re.findall(r"^CONSTANT\((\w+), ([0-9.]+),", path.read_text(), re.MULTILINE)
     return {name: float(value) for name, value in rows}
 

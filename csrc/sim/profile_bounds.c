@@ -129,12 +129,19 @@ static void count_traffic(const profile_traffic *t, profile_result *r)
 
 /* ---- bounds and the estimate -------------------------------------------- */
 
+/* What the workgroups that ran are multiplied with for the whole grid. */
+static double whole_grid(const profile_launch *launch)
+{
+    return (double)launch->occupancy.groups / (double)launch->totals.groups;
+}
+
 static void find_bounds(const profile_launch *launch, const sums *s,
                         profile_result *r)
 {
     const profile_occupancy *o = &launch->occupancy;
     const profile_totals *t = &launch->totals;
-    double share = o->busiest, ports = CONST(LDS_PAIRS);
+    double scale = whole_grid(launch), share = o->busiest * scale;
+    double ports = CONST(LDS_PAIRS);
     double waves = (double)o->resident * o->group_waves;
     double simds = waves < CONST(SIMDS) ? waves : CONST(SIMDS);
     double pairs = simds > 1 ? ports : 1;
@@ -154,8 +161,8 @@ static void find_bounds(const profile_launch *launch, const sums *s,
     r->bound[BOUND_TA] = (double)t->ta * share;
     r->bound[BOUND_L1] =
         GET(TCP_TOTAL_CACHE_ACCESSES) * CONST(L1_LINE_CLOCKS) * share;
-    r->bound[BOUND_L2] = requests / CONST(L2_CHANNELS);
-    r->bound[BOUND_HBM] = r->hbm_bytes / bytes_per_clock;
+    r->bound[BOUND_L2] = scale * requests / CONST(L2_CHANNELS);
+    r->bound[BOUND_HBM] = scale * r->hbm_bytes / bytes_per_clock;
     r->bound[BOUND_WAVE] =
         ((double)r->instructions * CONST(ISSUE) +
          (double)s->taken * (CONST(BRANCH_TAKEN) - CONST(ISSUE))) *
@@ -233,8 +240,8 @@ void profile_evaluate(const profile_launch *launch,
     if (schedule->instructions > 0) {
         /* By instructions, since workgroups may differ in size. */
         double scale = (double)r->instructions / (double)schedule->instructions;
-        r->schedule =
-            (double)schedule->cycles * scale * launch->occupancy.busiest;
+        r->schedule = (double)schedule->cycles * scale * whole_grid(launch) *
+                      launch->occupancy.busiest;
         SET(SQ_WAIT_INST_LDS, (double)schedule->lds_wait * scale / 4);
     }
     make_estimate(launch, r);

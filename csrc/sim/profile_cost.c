@@ -11,13 +11,13 @@
 const profile_constant profile_table[PROFILE_CONSTANTS] = {
 #define CONSTANT(name, value, unit, grade, source) \
     [PROFILE_##name] = {#name, value, unit, grade, source},
-#include "profile_table.def"
+#include "profile_table.h"
 };
 
 const profile_counter profile_counters[PROFILE_COUNTERS] = {
 #define COUNTER(name, kind, card, meaning) \
     [COUNTER_##name] = {#name, KIND_##kind, CARD_##card, meaning},
-#include "profile_counters.def"
+#include "profile_counters.h"
 };
 
 const char *const profile_unit_names[PROFILE_UNITS] = {

@@ -471,7 +471,8 @@ static bool set_up(cu *c)
     c->group_waves = o->group_waves;
     /* A lone compute unit is limited by its own port to L2. */
     c->l2_line = used / CONST(L2_CHANNELS);
-    c->hbm_line = LINE_BYTES * clocks_per_ns * used / CONST(HBM_REACHED);
+    c->hbm_line =
+        (double)LINE_BYTES * clocks_per_ns * used / CONST(HBM_REACHED);
     if (c->l2_line < CONST(L1_LINE_CLOCKS)) {
         c->l2_line = CONST(L1_LINE_CLOCKS);
     }

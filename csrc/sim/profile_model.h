@@ -10,7 +10,7 @@
  *   profile_bounds.c  named counters, bounds, the estimate
  *   profile_json.c    the text of a launch
  *   profile_store.c   the launches not yet taken
- *   profile_table.def, profile_counters.def   constants and names
+ *   profile_table.h, profile_counters.h   constants and names
  *
  * Counts are sums over all workgroups and so do not depend on the number of
  * threads. The caches see the workgroups in the order of their index, those
@@ -29,7 +29,7 @@
 
 typedef enum profile_constant_id {
 #define CONSTANT(name, ...) PROFILE_##name,
-#include "profile_table.def"
+#include "profile_table.h"
     PROFILE_CONSTANTS
 } profile_constant_id;
 
@@ -46,7 +46,7 @@ extern const profile_constant profile_table[PROFILE_CONSTANTS];
 
 typedef enum profile_counter_id {
 #define COUNTER(name, ...) COUNTER_##name,
-#include "profile_counters.def"
+#include "profile_counters.h"
     PROFILE_COUNTERS
 } profile_counter_id;
 

@@ -376,6 +376,6 @@ def test_only_the_documented_names_are_exported():
     hipPeekAtLastError hipGetErrorName hipGetErrorString
     hipsimLaunch hipsimLastReport hipsimModuleLoad hipsimSetOption hipsimGetOption
     hipsimObjectInfo hipsimDisassemble hipsimDisassembleLines hipsimFree
-    hipsimSetFault hipsimFaultsFired
+    hipsimSetFault hipsimFaultsFired hipsimTakeProfile
     """
     assert names == set(header.split())

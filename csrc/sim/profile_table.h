@@ -1,6 +1,8 @@
-/* profile_table.def: every constant of the cost model.
+/* profile_table.h: every constant of the cost model.
  *
  *   CONSTANT(name, value, unit, grade, source)
+ *
+ * A list to include with CONSTANT defined, several times if need be.
  *
  * Grade A: vendor text or measured on gfx906. B: measured on other GCN or CDNA
  * parts. C: compiler writers' tables or plain guesses. Nothing else in

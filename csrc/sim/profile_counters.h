@@ -1,6 +1,8 @@
-/* profile_counters.def: what is counted, under rocprof's names.
+/* profile_counters.h: what is counted, under rocprof's names.
  *
  *   COUNTER(name, kind, card, meaning)
+ *
+ * A list to include with COUNTER defined, several times if need be.
  *
  * kind: EXACT follows from the instructions alone; MODEL also from the cost
  * table, the LDS phases or the cache tags; ESTIMATE from the timing. card:
