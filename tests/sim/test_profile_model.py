@@ -317,6 +317,8 @@ MIXED = """
     v_lshlrev_b32 v1, 2, v0
     v_add_u32 v2, s7, v1
     v_and_b32 v2, 0x3ffc, v2
+    s_lshl_b32 s7, s6, 10
+    v_add_u32 v4, s7, v1
     s_waitcnt lgkmcnt(0)
     global_load_dword v3, v2, s[8:9]
     s_waitcnt vmcnt(0)
@@ -326,13 +328,13 @@ MIXED = """
     v_sub_u32 v1, 1020, v1
     ds_read_b32 v3, v1
     s_waitcnt lgkmcnt(0)
-    global_store_dword v2, v3, s[10:11]
+    global_store_dword v4, v3, s[10:11]
     s_endpgm
 """
 
 
 def mixed(groups: int = 200):
-    buffers = [aligned(16384), aligned(16384)]
+    buffers = [aligned(16384), aligned(1024 * groups)]
     return profile(MIXED, buffers, groups=groups, block=256, lds=1024, vgprs=8)
 
 
