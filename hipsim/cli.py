@@ -18,10 +18,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from . import _native
+from . import _native, take_profile
 from .arguments import ArgumentList
 from .files import FileError
 from .module import Module, disassemble, object_info
+from .profile_file import Profile, read_profile, write_json
+from .profile_listing import annotate
+from .profile_table import table
 
 _ILLEGAL_ADDRESS = 700
 _LAUNCH_FAILURE = 719
@@ -62,10 +65,20 @@ def _lds_bytes(text: str) -> int:
 
 
 def _check_level(text: str) -> int:
-    if text not in ("0", "1"):
-        raise argparse.ArgumentTypeError(f"expected 0 or 1, got {text!r}")
+    if text not in ("0", "1", "2"):
+        raise argparse.ArgumentTypeError(f"expected 0, 1 or 2, got {text!r}")
     return int(text)
 
+
+def _seed(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(
+            f"expected a number from 0 to 2**63 - 1, got {text!r}"
+        )
+    return int(text)
+
+
+_NO_PROFILE = Path()  # --counts without a file
 
 _ARGUMENTS_HELP = """\
 A.json lists the kernel's arguments in their order:
@@ -91,12 +104,23 @@ def _parser() -> argparse.ArgumentParser:
     info.set_defaults(run=_info)
 
     disasm = commands.add_parser("disasm", help="instructions (gfx906)")
-    disasm.add_argument("object", type=Path, metavar="OBJ")
+    disasm.add_argument("object", type=Path, nargs="?", metavar="OBJ")
     disasm.add_argument("--kernel", metavar="NAME")
-    disasm.add_argument(
-        "--counts", action="store_true", help="how often each mnemonic occurs"
+    annotation = disasm.add_mutually_exclusive_group()
+    annotation.add_argument(
+        "--counts",
+        type=Path,
+        nargs="?",
+        const=_NO_PROFILE,
+        metavar="PROFILE.json",
+        help="beside each instruction its executions, LDS conflicts and stalls, from "
+        "the file of `hipsim run --profile` or flash_attn_rocm.profile(); without a "
+        "file the same as --mnemonics",
     )
-    disasm.set_defaults(run=_disasm)
+    annotation.add_argument(
+        "--mnemonics", action="store_true", help="how often each mnemonic occurs"
+    )
+    disasm.set_defaults(run=_disasm, usage=disasm.error)
 
     run = commands.add_parser(
         "run",
@@ -123,7 +147,19 @@ def _parser() -> argparse.ArgumentParser:
         help="folder for written buffers; needed if a buffer is writable",
     )
     run.add_argument(
-        "--check", type=_check_level, metavar="0/1", help="check level (HIPSIM_CHECK)"
+        "--check", type=_check_level, metavar="0/1/2", help="check level (HIPSIM_CHECK)"
+    )
+    run.add_argument(
+        "--seed",
+        type=_seed,
+        metavar="N",
+        help="order of the waves: 0 in turn, else random from N (HIPSIM_SEED)",
+    )
+    run.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="write counters, bounds and instruction counts as JSON; print the table",
     )
     run.set_defaults(run=_run)
     return parser
@@ -147,17 +183,31 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def _disasm(options: argparse.Namespace) -> int:
-    text = disassemble(options.object, options.kernel)
-    if not options.counts:
-        sys.stdout.write(text)
-        return 0
+    image, source = options.object, options.counts
+    if image is None and source is not None:  # disasm --counts OBJ
+        image, source = source, _NO_PROFILE
+    if image is None or image == _NO_PROFILE:
+        options.usage("expected OBJ, a code object")
+    profile = None
+    if source is not None and source != _NO_PROFILE:
+        profile = read_profile(source)
+    text = disassemble(image, options.kernel)
+    if profile is not None:
+        text = annotate(text, profile, source)
+    elif source is not None or options.mnemonics:
+        text = _mnemonics(text)
+    sys.stdout.write(text)
+    return 0
+
+
+def _mnemonics(text: str) -> str:
+    """How often each mnemonic occurs in a disassembly, the most frequent first."""
     counts: collections.Counter[str] = collections.Counter()
     for line in text.splitlines():
         if line.startswith(" "):  # "  1a4:  v_add_f32 v0, v1, v2"
             counts[line.split(None, 2)[1]] += 1
-    for mnemonic, count in sorted(counts.items(), key=lambda c: (-c[1], c[0])):
-        print(f"{count:8} {mnemonic}")
-    return 0
+    ordered = sorted(counts.items(), key=lambda c: (-c[1], c[0]))
+    return "".join(f"{count:8} {mnemonic}\n" for mnemonic, count in ordered)
 
 
 @contextlib.contextmanager
@@ -174,6 +224,24 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextlib.contextmanager
+def _profiled(path: Path | None) -> Iterator[list[Profile]]:
+    """Profiles the launch inside if there is a path; then the list has its profile."""
+    profiles: list[Profile] = []
+    if path is None:
+        yield profiles
+        return
+    if not path.absolute().parent.is_dir():
+        raise FileError(f"{path}: expected an existing folder to write to")
+    before = _native.get_option("profile")
+    _native.set_option("profile", 1)
+    try:
+        yield profiles
+        profiles.append(take_profile())
+    finally:
+        _native.set_option("profile", before)
+
+
 def _run(options: argparse.Namespace) -> int:
     with Module(options.object) as module:
         kernel = module.kernel(options.kernel)
@@ -181,9 +249,10 @@ def _run(options: argparse.Namespace) -> int:
         if arguments.written and options.out is None:
             names = ", ".join(file.path.name for file in arguments.written)
             raise FileError(f"--out: expected a folder for the written {names}")
-        if options.check is not None:
-            _native.set_option("check", options.check)
-        with _interruptible():
+        for name in ("check", "seed"):
+            if getattr(options, name) is not None:
+                _native.set_option(name, getattr(options, name))
+        with _interruptible(), _profiled(options.profile) as profiles:
             stats = kernel.launch(
                 options.grid, options.block, arguments.values, lds=options.lds
             )
@@ -194,6 +263,9 @@ def _run(options: argparse.Namespace) -> int:
         f"{options.kernel}: {stats.wave_instructions} wave instructions, "
         f"{stats.waves} waves, {stats.workgroups} workgroups{misaligned}"
     )
+    for profile in profiles:
+        write_json(profile, options.profile)
+        print(f"wrote {options.profile}\n\n{table(profile)}", end="")
     return 0
 
 

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.profile_sample import launch, sample
 
 import hipsim
 from hipsim.cli import main
@@ -37,6 +38,10 @@ typedef int __attribute__((aligned(1))) any_int;
 GLOBAL void odd(int *out, const char *in) { *out = *(const any_int *)(in + 1); }
 GLOBAL void add(long *out, long first, int second) { *out = first + second; }
 """
+
+
+INSTRUCTION = {"offset": 3, "count": 1, "lds_conflict_cycles": 0}
+INSTRUCTION |= {"stall_cycles": 0, "lanes": 64}
 
 
 def npy(values: bytes, dtype: str, shape: str, version: int = 1, fortran="False"):
@@ -66,7 +71,7 @@ def folder(compile_hip, tmp_path) -> Path:
 def run(folder, capsys, monkeypatch):
     """run(kernel, arguments, *options) -> (exit code, stdout, stderr)."""
     monkeypatch.chdir(folder.parent)  # paths are relative to the JSON file
-    check = hipsim.get_option("check")
+    before = {name: hipsim.get_option(name) for name in ("check", "seed")}
 
     def call(kernel, arguments, *options, grid="1,1,1", block="64,1,1"):
         path = folder / "args.json"
@@ -77,7 +82,8 @@ def run(folder, capsys, monkeypatch):
         return command(capsys, *words)
 
     yield call
-    hipsim.set_option("check", check)
+    for name, value in before.items():
+        hipsim.set_option(name, value)
 
 
 def command(capsys, *words) -> tuple[int, str, str]:
@@ -175,6 +181,39 @@ def test_run_counts_misaligned_accesses_at_level_1(run, folder):
     assert written[-16:-12] == float_bytes(1, 2)[1:5]
 
 
+def test_run_takes_every_check_level_and_any_seed(run):
+    for options in (("0", "0"), ("1", "1"), ("2", str(2**63 - 1))):
+        words = zip(("--check", "--seed"), options)
+        code, _, err = run(
+            "scale", scale_arguments(), *(w for pair in words for w in pair)
+        )
+        assert (code, err) == (0, "")
+        got = [str(hipsim.get_option(name)) for name in ("check", "seed")]
+        assert got == list(options)
+
+
+def test_run_writes_a_profile_and_prints_bounds_first(run, folder):
+    path = folder / "p.json"
+    code, out, err = run("scale", scale_arguments(), "--profile", path)
+    assert (code, err) == (0, "")
+    assert hipsim.get_option("profile") == 0
+    (launch,) = json.loads(path.read_text())["launches"]
+    assert launch["kernel"] == "scale" and launch["counters"]["SQ_WAVES"] == 1
+    assert launch["grid"] == [1, 1, 1] and launch["block"] == [64, 1, 1]
+    headline = out.index("Simulated")
+    assert out.index(f"wrote {path}") < headline
+    assert headline < out.index("bound by") < out.index("error bar")
+
+
+def test_a_faulting_run_leaves_no_profile(run, folder):
+    (folder / "o.npy").write_bytes(npy(bytes(12), "'<f4'", "(3,)"))
+    options = ("--profile", folder / "p.json", "--check", "1")
+    code, out, _ = run("scale", scale_arguments(), *options)
+    assert (code, out) == (1, "")
+    assert not (folder / "p.json").exists()
+    assert hipsim.get_option("profile") == 0
+
+
 def test_run_without_arguments(folder, capsys):
     words = ("run", folder / "k.co", "idle", "--grid", "3,1,1", "--block", "64,1,1")
     code, out, err = command(capsys, *words)
@@ -264,7 +303,10 @@ def test_run_refuses_two_outputs_of_one_name(run, folder):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--check", "2"], "expected 0 or 1"),
+        (["--check", "3"], "expected 0, 1 or 2"),
+        (["--seed", "-1"], "expected a number from 0"),
+        (["--seed", str(2**63)], "expected a number from 0"),
+        (["--profile", "none/p.json"], "expected an existing folder"),
         (["--grid", "1,1"], "expected X,Y,Z"),
         (["--grid", "1,1,-1"], "expected X,Y,Z"),
         (["--block", "a,1,1"], "expected X,Y,Z"),
@@ -326,16 +368,93 @@ def test_disasm_prints_and_counts_instructions(compile_hip, folder, capsys):
     body = assembly[assembly.index("\nscale:") : assembly.index(".section")]
     assert mnemonics == re.findall(r"^\t([sv]_\w+|global_\w+)", body, re.M)
     assert "v_mul_f32_e32" in mnemonics
-    code, out, _ = command(
-        capsys, "disasm", folder / "k.co", "--kernel", "scale", "--counts"
-    )
+    words = ["disasm", "--kernel", "scale"]
+    code, out, _ = command(capsys, *words, folder / "k.co", "--mnemonics")
     counts = {m: int(n) for n, m in (line.split() for line in out.splitlines())}
     assert code == 0
     assert counts == {m: mnemonics.count(m) for m in mnemonics}
     assert list(counts.values()) == sorted(counts.values(), reverse=True)
+    # --counts without a profile
+    assert command(capsys, *words, folder / "k.co", "--counts") == (0, out, "")
+    assert command(capsys, *words, "--counts", folder / "k.co") == (0, out, "")
     code, out, _ = command(capsys, "disasm", folder / "k.co")
     names = [line[:-1] for line in out.splitlines() if line[0] != " "]
     assert sorted(names) == ["add", "forever", "idle", "move", "odd", "scale"]
+
+
+def offsets(capsys, folder, kernel):
+    _, out, _ = command(capsys, "disasm", folder / "k.co", "--kernel", kernel)
+    return [int(line.split(":")[0], 16) for line in out.splitlines()[1:]]
+
+
+def test_disasm_counts_stand_beside_their_instructions(folder, capsys):
+    at = offsets(capsys, folder, "scale")
+    first = {**INSTRUCTION, "offset": at[0], "count": 5, "stall_cycles": 1}
+    third = {**INSTRUCTION, "offset": at[2], "count": 7, "lds_conflict_cycles": 9}
+    third |= {"stall_cycles": 20, "traced": 4, "lanes": 32}
+    two = [launch("scale", instructions=rows) for rows in ([first, third], [third])]
+    path = folder / "p.json"
+    path.write_text(json.dumps(sample(*two, launch("elsewhere"))))
+    code, out, err = command(capsys, "disasm", folder / "k.co", "--counts", path)
+    assert (code, err) == (0, "")
+    assert out.startswith("Simulated gfx906")
+    listing = out[out.index("\nscale:\n") + 1 :].split("\n\n")[0].splitlines()
+    assert "2 launches" in listing[1] and "error bar +-60 %" in listing[2]
+    _, plain, _ = command(capsys, "disasm", folder / "k.co", "--kernel", "scale")
+    rows = list(zip(listing[4:], plain.splitlines()[1:]))
+    assert len(rows) == len(at) and all(row.endswith(line) for row, line in rows)
+    cells = [row[: -len(line)].split() for row, line in rows]
+    assert cells[0] == ["5", "64", "0", "0.2"]
+    assert cells[2] == ["14", "32", "18", "5.0"]
+    assert all(cell == ["."] for cell in cells[1:2] + cells[3:])
+    idle = out[out.index("\nidle:\n") :].split("\n\n")[0]
+    assert "not launched in this profile" in idle
+
+
+def test_disasm_counts_tell_of_code_outside_the_kernel(folder, capsys):
+    called = [{**INSTRUCTION, "offset": at, "count": 21} for at in (-64, 2**20)]
+    untraced = {**INSTRUCTION, "offset": 0, "traced": 0}
+    path = folder / "p.json"
+    path.write_text(
+        json.dumps(sample(launch("idle", instructions=[*called, untraced])))
+    )
+    words = ("disasm", folder / "k.co", "--kernel", "idle", "--counts", path)
+    code, out, err = command(capsys, *words)
+    assert (code, err) == (0, "")
+    assert out.endswith("; and 42 executions in functions outside the kernel\n")
+    (first,) = [line for line in out.splitlines() if " 0:  s_endpgm" in line]
+    assert first.split()[:4] == ["1", "64", "0", "-"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "No such file"),
+        ("{", "not JSON"),
+        ("[]", "not a profile"),
+        (json.dumps({**sample(), "version": 2}), "version: expected 1, got 2"),
+        (json.dumps(sample(launch("other"))), "(launched: other)"),
+        (
+            json.dumps(sample(launch("scale", instructions=[INSTRUCTION]))),
+            "offset 0x3, where this object has no instruction",
+        ),
+    ],
+    ids=["absent", "json", "list", "version", "kernel", "build"],
+)
+def test_disasm_refuses_an_unfit_profile_in_one_line(folder, capsys, text, words):
+    path = folder / "p.json"
+    if text is not None:
+        path.write_text(text)
+    code, out, err = command(capsys, "disasm", folder / "k.co", "--counts", path)
+    assert (code, out) == (2, "")
+    assert "p.json: " in err and words in err and err.count("\n") == 1
+
+
+def test_disasm_needs_an_object(capsys):
+    for words in ((), ("--counts",), ("--mnemonics",)):
+        code, out, err = command(capsys, "disasm", *words)
+        assert (code, out) == (2, "")
+        assert "expected OBJ" in err and err.count("\n") == 1
 
 
 def test_disasm_is_for_gfx906_alone(compile_hip, folder, capsys):
