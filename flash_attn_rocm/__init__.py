@@ -20,6 +20,7 @@ except ModuleNotFoundError as error:
 
 from ._errors import FlashAttnError
 from ._flash_attn import flash_attn_func
+from ._profile import Profile, profile
 from ._reason import Reason
 from ._shim import patch, patched, unpatch
 from ._simulate import simulate
@@ -27,6 +28,7 @@ from ._status import build_info, explain, last_call, status
 
 __all__ = [
     "FlashAttnError",
+    "Profile",
     "Reason",
     "__version__",
     "build_info",
@@ -35,6 +37,7 @@ __all__ = [
     "last_call",
     "patch",
     "patched",
+    "profile",
     "simulate",
     "status",
     "unpatch",
