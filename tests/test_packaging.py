@@ -95,6 +95,7 @@ def test_wheel_built_in_isolation_holds_all_parts_and_runs(tree, tmp_path):
         "flash_attn_rocm/_C.abi3.so",
         "flash_attn_rocm/_code/fa_gfx906.co",
         "flash_attn_rocm/_code/manifest.json",
+        "flash_attn_rocm/_commands/profile.py",
         "flash_attn_rocm/py.typed",
         "hipsim/libhipsim.so",
     } <= names
@@ -103,6 +104,7 @@ def test_wheel_built_in_isolation_holds_all_parts_and_runs(tree, tmp_path):
     assert "Requires-Dist" not in metadata  # pip must not exchange a ROCm torch
     assert "License-Expression: BSD-3-Clause" in metadata
     assert "hipsim = hipsim.cli:main" in scripts
+    assert "flash-attn-rocm = flash_attn_rocm._commands:main" in scripts
 
     program = (
         "import torch, flash_attn_rocm as fa, torch.nn.functional as F\n"
