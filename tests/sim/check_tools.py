@@ -33,7 +33,7 @@ def findings(
     The two buffers have room for a dword of every work-item; s6 is the
     workgroup's number.
     """
-    image = isa_tools.assemble(begin + body + "\n    s_endpgm\n", **settings)
+    image = isa_tools.assemble(begin + body + "\n.Lend:\n    s_endpgm\n", **settings)
     size = 4 * 64 * waves * groups + 64
     given = buffers or [hipsim.Buffer(bytearray(range(256)) * (size // 256 + 1), "rw")
                         for _ in range(2)]  # fmt: skip

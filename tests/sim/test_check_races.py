@@ -59,7 +59,8 @@ LDS_RACES = {
     ),
     "plain read beside another wave's atomic": (
         "v_mov_b32 v6, 0\nv_mov_b32 v5, 1\n" + WAVE + "s_cbranch_scc0 .Lother\n"
-        "ds_write_b32 v6, v6\n.Lother:\n" + BARRIER + "ds_add_u32 v6, v5\nds_read_b32 v7, v6",
+        "ds_write_b32 v6, v6\n.Lother:\n" + BARRIER + "ds_add_u32 v6, v5\n"
+        "ds_read_b32 v7, v6",
         "v_mov_b32 v6, 0\nv_mov_b32 v5, 1\n" + WAVE + "s_cbranch_scc0 .Lother\n"
         "ds_write_b32 v6, v6\n.Lother:\n" + BARRIER + "ds_add_u32 v6, v5\n" + BARRIER
         + "ds_read_b32 v7, v6",
@@ -138,7 +139,8 @@ GLOBAL_RACES = {
         "global_store_dword v3, v5, s[10:11]\ns_waitcnt vmcnt(0)\n"
         "global_load_dword v7, v2, s[10:11]",
         "global_store_dword v3, v5, s[10:11]\ns_waitcnt vmcnt(0)\n"
-        "v_mov_b32 v9, 1\nglobal_atomic_add v6, v2, v9, s[8:9] glc\ns_waitcnt vmcnt(0)\n"
+        "v_mov_b32 v9, 1\nglobal_atomic_add v6, v2, v9, s[8:9] glc\n"
+        "s_waitcnt vmcnt(0)\n"
         "global_load_dword v7, v2, s[10:11]",
     ),
 }  # fmt: skip

@@ -17,7 +17,8 @@ REPORTED = {
     "SGPR in a scalar address": "s_load_dword s20, s[40:41], 0x0",
     "LDS address": "ds_read_b32 v3, v9",
     "atomic data": "global_atomic_add v2, v9, s[8:9]",
-    "compare value of an atomic": "v_mov_b32 v8, 0\nglobal_atomic_cmpswap v2, v[8:9], s[8:9]",
+    "compare value of an atomic": "v_mov_b32 v8, 0\n"
+    "global_atomic_cmpswap v2, v[8:9], s[8:9]",
     "atomic on fresh LDS": "v_mov_b32 v4, 1\nds_add_u32 v2, v4",
     "branch on SCC": "s_cmp_eq_u32 s40, 0\ns_cbranch_scc1 .Lend",
     "branch on VCC": "v_cmp_eq_u32 vcc, 0, v9\ns_cbranch_vccz .Lend",
@@ -26,7 +27,8 @@ REPORTED = {
     "jump": "s_setpc_b64 s[40:41]",
     "through a sum": "v_add_u32 v3, v0, v9\n" + OUT.format("v3"),
     "through a float operation": "v_mul_f32 v3, v0, v9\n" + OUT.format("v3"),
-    "through an SGPR": "v_readfirstlane_b32 s20, v9\nv_mov_b32 v3, s20\n" + OUT.format("v3"),
+    "through an SGPR": "v_readfirstlane_b32 s20, v9\nv_mov_b32 v3, s20\n"
+    + OUT.format("v3"),
     "through DPP": "v_mov_b32_dpp v3, v9 row_mirror row_mask:0xf\n" + OUT.format("v3"),
     "through a lane exchange": "ds_bpermute_b32 v3, v2, v9\ns_waitcnt lgkmcnt(0)\n"
     + OUT.format("v3"),
@@ -50,15 +52,18 @@ REPORTED = {
 
 CLEAN = {
     "copied and never used": "v_mov_b32 v3, v9\nv_add_u32 v4, v3, v9",
-    "masked away": "v_and_b32 v3, 0xff, v9\nv_lshrrev_b32 v3, 8, v3\n" + OUT.format("v3"),
+    "masked away": "v_and_b32 v3, 0xff, v9\nv_lshrrev_b32 v3, 8, v3\n"
+    + OUT.format("v3"),
     "ored with ones": "v_or_b32 v3, -1, v9\n" + OUT.format("v3"),
     "shifted out": "v_lshl_or_b32 v3, v9, 16, v0\nv_lshlrev_b32 v3, 16, v3\n"
     + OUT.format("v3"),
     "cleared by xor": "v_xor_b32 v9, v9, v9\n" + OUT.format("v9"),
     "difference of itself": "v_sub_u32 v9, v9, v9\n" + OUT.format("v9"),
-    "the stored byte is defined": "v_lshlrev_b32 v3, 8, v9\nv_and_or_b32 v3, v0, 63, v3\n"
+    "the stored byte is defined": "v_lshlrev_b32 v3, 8, v9\n"
+    "v_and_or_b32 v3, v0, 63, v3\n"
     "global_store_byte v2, v3, s[10:11]",
-    "the stored half is defined": "s_mov_b32 s20, 0x05040100\nv_perm_b32 v3, v0, v9, s20\n"
+    "the stored half is defined": "s_mov_b32 s20, 0x05040100\n"
+    "v_perm_b32 v3, v0, v9, s20\n"
     "global_store_short_d16_hi v2, v3, s[10:11]",
     "not selected": "v_cmp_le_u32 vcc, 0, v0\nv_mov_b32 v3, 0\n"
     "v_cndmask_b32 v4, v9, v3, vcc\n" + OUT.format("v4"),
@@ -66,23 +71,27 @@ CLEAN = {
     "byte taken out by SDWA": "v_mov_b32 v3, 7\nv_mov_b32_sdwa v3, v9 dst_sel:BYTE_1 "
     "dst_unused:UNUSED_PRESERVE src0_sel:BYTE_0\nv_mov_b32_sdwa v4, v3 dst_sel:DWORD "
     "dst_unused:UNUSED_PAD src0_sel:BYTE_0\n" + OUT.format("v4"),
-    "packed half by half": "v_mov_b32 v3, 0\ns_mov_b32 s20, 0x07060100\nv_perm_b32 v4, v9, v3, s20\n"
+    "packed half by half": "v_mov_b32 v3, 0\ns_mov_b32 s20, 0x07060100\n"
+    "v_perm_b32 v4, v9, v3, s20\n"
     "v_pk_add_f16 v5, v4, v3 op_sel_hi:[0,0]\n" + OUT.format("v5"),
     "spilled and reloaded": "buffer_store_dword v9, off, s[0:3], 0\n"
     "buffer_store_dword v0, off, s[0:3], 0 offset:4\n"
-    "buffer_load_dword v3, off, s[0:3], 0 offset:4\ns_waitcnt vmcnt(0)\n" + OUT.format("v3"),
+    "buffer_load_dword v3, off, s[0:3], 0 offset:4\ns_waitcnt vmcnt(0)\n"
+    + OUT.format("v3"),
     "a set bit of VCC decides": "v_cmp_eq_u32 vcc, 0, v9\ns_mov_b32 vcc_hi, 1\n"
     "s_cbranch_vccz .Lend",
     "EXEC and inactive": "v_cmp_eq_u32 vcc, 0, v9\ns_mov_b64 s[20:21], 0\n"
     "s_and_b64 vcc, vcc, s[20:21]\ns_and_saveexec_b64 s[22:23], vcc",
-    "a byte of LDS beside": "ds_write_b8 v2, v0\ns_waitcnt lgkmcnt(0)\nds_read_u8 v3, v2\n"
+    "a byte of LDS beside": "ds_write_b8 v2, v0\ns_waitcnt lgkmcnt(0)\n"
+    "ds_read_u8 v3, v2\n"
     "s_waitcnt lgkmcnt(0)\n" + OUT.format("v3"),
     "rounded conversion": "v_cvt_f16_f32 v3, v0\nv_cvt_f16_f32 v4, v0\n"
     "v_pack_b32_f16 v5, v3, v4\n" + OUT.format("v5"),
     "lane exchange within": "ds_bpermute_b32 v3, v2, v0\ns_waitcnt lgkmcnt(0)\n"
     + OUT.format("v3"),
     "buffer load beyond the end reads zero": "s_mov_b32 s12, s8\ns_mov_b32 s13, s9\n"
-    "s_mov_b32 s14, 0\ns_mov_b32 s15, 0x20000\nbuffer_load_dword v3, v2, s[12:15], 0 offen\n"
+    "s_mov_b32 s14, 0\ns_mov_b32 s15, 0x20000\n"
+    "buffer_load_dword v3, v2, s[12:15], 0 offen\n"
     "s_waitcnt vmcnt(0)\n" + OUT.format("v3"),
 }  # fmt: skip
 
