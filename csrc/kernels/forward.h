@@ -377,10 +377,10 @@ static FA_DEVICE int fa_common_tiles(const fa_args *a, int first)
                                     : (key + 1) / FA_KEYS;
 }
 
-/* Whether x holds in any wave of the workgroup; LDS is free for it. */
+/* Whether x holds in any wave of the workgroup. Nobody has used the LDS at
+ * `lds` since the last barrier. */
 static FA_DEVICE bool fa_any_wave(bool x, fa_lds lds, uint32_t tid)
 {
-    fa_barrier();
     if (tid % FA_WAVE == 0) {
         fa_lds_store1(lds + tid / FA_WAVE * 4, x);
     }
@@ -476,7 +476,7 @@ static FA_DEVICE void fa_forward(const fa_args *a, fa_lds lds)
             fa_commit_keys<DIM, LOAD>(kv_tile, got, &k, key + FA_KEYS, tid);
         }
     }
-    if (common_tiles < tiles && fa_any_wave(special, lds, tid)) {
+    if (common_tiles < tiles && fa_any_wave(special, q_tile, tid)) {
         fa_add_specials<DIM>(o, a, &v, first, common_tiles * FA_KEYS, tid);
     }
     fa_store_rows<DIM, LOAD>(a, first, head, batch, tid, m, l, o, scale_log2);

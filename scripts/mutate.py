@@ -1,0 +1,154 @@
+"""Is every wait, barrier and s_nop of the shipped kernels needed, and seen?
+
+For each s_waitcnt, s_barrier and s_nop of every gfx906 kernel, in the objects of each
+compiler at hand: leave it out and run the kernel at check level 2 over all regimes.
+Either a run reports it, or the instruction is shown to be redundant there:
+
+  satisfied    a wait that never had anything to wait for, an s_nop without which every
+               rule still holds, in any execution
+  covered      a wait without which every access is complete, by a later wait,
+               before anything depends on it; checked a second time, without the
+               simulator's own bookkeeping, on traces of the executed instructions
+  never runs   padding behind the end of the code
+
+each over all waves, every regime (three and more key tiles among them) and 50 orders of
+the waves, with the same bits as the kernel as it is. A removal that changes the result
+without a report, or that is none of these, fails: exit code 1.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = ROOT / "build" / "mutate"
+COMPILERS = ("clang-22", "clang-15")
+SEEDS = 50
+SITES = re.compile(r"\s*([0-9a-f]+):\s+((s_waitcnt|s_barrier|s_nop)\b.*)")
+FINDINGS = re.compile(
+    r": (undefined value|missing s_waitcnt|missing wait states|race in LDS"
+    r"|race between workgroups|barrier divergence|access outside|illegal address"
+    r"|LDS access out of range) "
+)
+
+# heads, KV heads, queries, keys, causal (0 none, 1 top-left, 2 bottom-right), which of
+# the kernel's head dims, and a speciality of the data
+REGIMES = [
+    (2, 1, 133, 197, 0, 0, ""),
+    (1, 1, 133, 197, 1, 0, ""),
+    (1, 1, 37, 260, 2, 0, "infinite value in the last key"),
+    (1, 1, 128, 192, 0, 1, "negative scale"),
+    (1, 1, 70, 200, 1, 1, "NaN value in a late key"),
+    (1, 1, 1, 1, 0, 0, ""),
+    (1, 1, 150, 10, 2, 0, ""),
+]
+# Head dims that choose each row of variants.def: the bucket's own or the next
+# smaller one, and one that is much smaller.
+HEAD_DIMS = {
+    "d64_plain": (64, 24),
+    "d64_plain_narrow": (61, 5),
+    "d128_plain": (128, 72),
+    "d128_plain_narrow": (127, 77),
+}
+
+
+@dataclasses.dataclass
+class Site:
+    offset: int
+    text: str
+    outcome: str = ""  # reported, satisfied, covered, never runs, or a failure
+    detail: str = ""
+
+
+def build(compiler: str) -> Path | None:
+    """The folder of this compiler's object; None if it is not installed."""
+    folder = BUILD / compiler
+    command = [sys.executable, "-m", "build_support.code_objects"]
+    result = subprocess.run(
+        [*command, "--archs", "gfx906", "--out", str(folder)],
+        env={**os.environ, "FA_CLANG": compiler},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if result.returncode == 2:
+        print(f"{compiler}: left out: {result.stderr.strip().splitlines()[-1]}")
+        return None
+    if result.returncode != 0:
+        raise SystemExit(f"{compiler}: {result.stderr}")
+    return folder
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--compiler", action="append", help="default: clang-22, -15")
+    parser.add_argument("--kernel", help="only this one")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"default {SEEDS}")
+    parser.add_argument("--json", type=Path, default=ROOT / "build" / "mutation.json")
+    options = parser.parse_args()
+    results: dict[str, Any] = {}
+    for compiler in options.compiler or COMPILERS:
+        folder = build(compiler)
+        if folder is None:
+            continue
+        worker = subprocess.run(
+            [
+                *(sys.executable, str(ROOT / "scripts" / "mutate_kernel.py")),
+                *(str(folder), str(options.seeds), options.kernel or ""),
+            ],
+            env={
+                **os.environ,
+                "FLASH_ATTN_ROCM_CODE_DIR": str(folder),
+                "FLASH_ATTN_ROCM_DEVICE": "sim",
+                "PYTHONPATH": str(ROOT),
+            },
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        if worker.returncode != 0:
+            return 1
+        results[compiler] = json.loads(worker.stdout)
+    if not results:
+        print("no compiler, nothing judged", file=sys.stderr)
+        return 1
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(results, indent=1))
+    return summarise(results)
+
+
+def summarise(results: dict[str, Any]) -> int:
+    """Prints the score and what is not explained; the exit code."""
+    unexplained = 0
+    print(f"{'compiler':10} {'kernel':32} {'sites':>5} {'reported':>9} {'satisfied':>10}"
+          f" {'covered':>8} {'never':>6} {'unexplained':>12}")  # fmt: skip
+    for compiler, kernels in results.items():
+        for kernel, sites in kernels.items():
+            count = collections.Counter(site["outcome"] for site in sites)
+            known = ("reported", "satisfied", "covered", "never runs")
+            rest = len(sites) - sum(count[word] for word in known)
+            unexplained += rest
+            print(f"{compiler:10} {kernel:32} {len(sites):5} "
+                  f"{count['reported']:9} {count['satisfied']:10} {count['covered']:8} "
+                  f"{count['never runs']:6} {rest:12}")  # fmt: skip
+            for site in sites:
+                if site["outcome"] not in known:
+                    print(f"  {site['offset']:#x} {site['text']}: {site['outcome']}: "
+                          f"{site['detail']}")  # fmt: skip
+    return 1 if unexplained else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
