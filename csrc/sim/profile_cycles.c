@@ -181,7 +181,9 @@ static uint64_t blocked_until(const cu *c, cu_wave *w, const isa_row *row,
         until = c->simd[w->simd].valu_free;
     }
     if (local) {
-        queued = c->in_free[w->simd / 2];
+        uint32_t pair = w->simd / 2;
+        queued =
+            later(c->bank_free, later(c->in_free[pair], c->out_free[pair]));
         until = queued > COUNT(LDS_QUEUE) ? queued - COUNT(LDS_QUEUE) : 0;
     }
     if (vector) {

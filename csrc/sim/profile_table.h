@@ -44,7 +44,7 @@ CONSTANT(LDS_PORT, 64, "bytes/clock", "A", "rocprofiler-compute: one port each w
 CONSTANT(LDS_PAIRS, 2, "pairs of SIMDs", "A", "rocprofiler-compute")
 CONSTANT(LDS_ADDRESS, 4, "clocks", "A", "64 addresses of 4 bytes on the input port: store b32 8, b128 20")
 CONSTANT(LDS_LATENCY, 64, "clocks", "C", "no gfx906 figure is known; LLVM says 2 to 64 issue slots")
-CONSTANT(LDS_QUEUE, 32, "clocks", "C", "work ahead of the input port before issue stalls")
+CONSTANT(LDS_QUEUE, 32, "clocks", "C", "work ahead of banks and ports before issue stalls")
 /* vector memory */
 CONSTANT(TA_LINEAR, 4, "clocks", "A", "perftest, Vega 20 included: dword loads, linear or uniform")
 CONSTANT(TA_OTHER, 16, "clocks", "A", "perftest: 4 lanes per clock")

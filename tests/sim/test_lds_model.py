@@ -61,6 +61,7 @@ WRITE |= {12: "ds_write_b96 v1, v[2:4]", 16: "ds_write_b128 v1, v[2:5]"}
 def profiling(option):
     option("profile", 1)
     option("threads", 1)
+    option("check", 0)
 
 
 def lds(text: str, address: list[int], exec_mask: int = ALL) -> dict[str, int]:

@@ -22,6 +22,7 @@ POINTERS = """
 def profiling(option):
     option("profile", 1)
     option("threads", 1)
+    option("check", 0)
     hipsim.take_profile()
 
 

@@ -23,6 +23,7 @@ CLOCK = 1.725e9
 def profiling(option):
     option("profile", 1)
     option("threads", 1)
+    option("check", 0)
     hipsim.take_profile()
 
 
@@ -271,6 +272,19 @@ def test_bank_conflicts_lengthen_the_schedule():
     assert full["counters"]["SQ_LDS_BANK_CONFLICT"] > 0
     assert full["schedule"]["cycles"] > 2 * none["schedule"]["cycles"]
     assert full["counters"]["SQ_WAIT_INST_LDS"] > none["counters"]["SQ_WAIT_INST_LDS"]
+
+
+def test_issue_stalls_when_the_lds_has_work_ahead():
+    """Eight reads on one bank, fewer than a wave may have outstanding."""
+    body = "v_lshlrev_b32 v1, 7, v0\n" + repeat("ds_read_b32 v2, v1", 8)
+    launch = profile(body + "v_mov_b32 v3, 0\n s_endpgm", lds=8192, vgprs=4)
+    reads = launch["instructions"][1:9]
+
+    assert all(row["lds_conflict_cycles"] == 62 for row in reads)
+    assert reads[0]["stall_cycles"] == 0
+    assert all(row["stall_cycles"] >= 32 for row in reads[2:])
+    waited = sum(row["stall_cycles"] for row in reads)
+    assert launch["counters"]["SQ_WAIT_INST_LDS"] == waited / 4
 
 
 BARRIER = """
