@@ -79,12 +79,11 @@ static void valu_clocks(const isa_info *info, profile_cost *cost)
         cost->clocks = COUNT(VALU_SHIFT64);
     } else if (is_double(info)) {
         cost->clocks = COUNT(VALU_DOUBLE);
-    } else if (starts_with(name, "v_cvt_")) {
-        cost->clocks = COUNT(VALU_CONVERT);
-        cost->slow = COUNT(VALU_CONVERT_SLOW);
     } else {
-        cost->clocks = COUNT(VALU_FULL);
+        cost->clocks = starts_with(name, "v_cvt_") ? COUNT(VALU_CONVERT)
+                                                   : COUNT(VALU_FULL);
     }
+    cost->slow = starts_with(name, "v_cvt_") ? COUNT(VALU_CONVERT_SLOW) : 0;
     cost->slow = cost->slow > cost->clocks ? cost->slow : cost->clocks;
 }
 

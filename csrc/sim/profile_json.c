@@ -13,7 +13,7 @@ static void put_number(FILE *out, double value)
 {
     char text[40];
 
-    (void)snprintf(text, sizeof text, "%.12g", value);
+    (void)snprintf(text, sizeof text, "%.15g", value);
     for (char *c = text; *c != '\0'; c++) {
         *c = *c == ',' ? '.' : *c;
     }

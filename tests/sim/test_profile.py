@@ -193,6 +193,32 @@ def test_flops_are_those_of_active_lanes():
     assert launch["flops"] == 32 * (4 + 4 + 2 + 1)
 
 
+def test_instructions_units_and_rows_add_up():
+    launch = profile(
+        """
+        v_mov_b32 v3, 0
+        s_mov_b32 s7, 5
+    top:
+        v_exp_f32 v1, v1
+        ds_write_b32 v3, v2
+        s_sub_u32 s7, s7, 1
+        s_cmp_lg_u32 s7, 0
+        s_cbranch_scc1 top
+        s_barrier
+        s_endpgm
+        """,
+        groups=3,
+        block=128,
+        lds=64,
+        vgprs=4,
+    )
+    total = 3 * 2 * (2 + 5 * 5 + 2)
+
+    assert launch["wave_instructions"] == total
+    assert sum(launch["units"].values()) == total
+    assert sum(row["count"] for row in launch["instructions"]) == total
+
+
 # ---- caches --------------------------------------------------------------------
 
 
@@ -295,6 +321,30 @@ def test_partly_written_lines_leave_as_halves(stride, requests, fetched):
         4 * LINE if stride == 4 else 32 * requests
     )
     assert launch["derived"]["FETCH_SIZE"] * 1024 == LINE + fetched
+
+
+def test_private_memory_goes_through_the_caches_dword_by_dword():
+    """Two dwords of every lane of four waves, each dword four lines."""
+    launch = profile(
+        """
+        buffer_store_dwordx2 v[1:2], off, s[0:3], s7
+        s_waitcnt vmcnt(0)
+        buffer_load_dwordx2 v[1:2], off, s[0:3], s7
+        buffer_load_dwordx2 v[1:2], off, s[0:3], s7
+        s_endpgm
+        """,
+        groups=2,
+        block=128,
+        private=8,
+        vgprs=4,
+    )
+    seen = launch["counters"]
+
+    assert seen["TCP_TOTAL_CACHE_ACCESSES"] == 3 * 4 * 2 * 4
+    assert seen["TCP_TCC_WRITE_REQ"] == seen["TCP_TCC_READ_REQ"] == 4 * 2 * 4
+    assert (seen["TCC_HIT"], seen["TCC_MISS"]) == (32, 32)
+    assert launch["derived"]["FETCH_SIZE"] == 0
+    assert launch["derived"]["WRITE_SIZE"] * 1024 == 4 * 64 * 8
 
 
 @pytest.mark.parametrize(
