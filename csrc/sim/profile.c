@@ -209,6 +209,7 @@ static void add_totals(profile_totals *to, const profile_totals *from)
 {
     to->groups += from->groups;
     to->waves += from->waves;
+    to->largest = from->largest > to->largest ? from->largest : to->largest;
     to->lds_bank += from->lds_bank;
     to->lds_in += from->lds_in;
     to->lds_out += from->lds_out;
@@ -282,6 +283,9 @@ void profile_end(sim_group *group, bool complete)
 
     if (p->op.open) {
         profile_op_close(p);
+    }
+    if (group->executed > p->totals.largest) {
+        p->totals.largest = group->executed;
     }
     if (p->trace == NULL) {
         memory_ran_out(p->launch);

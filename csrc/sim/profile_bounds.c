@@ -5,7 +5,8 @@
  * the longest of them, where vector ALU and LDS count as VALU + a x LDS: a is
  * fitted on the only two measured points there are (scripts/fit_overlap.py).
  * A launch that fits on the GPU at one time takes at least its schedule. The
- * estimate is a range, never a number: models like this one are off by 29 to 60 %.
+ * estimate is a range, never a number: models like this one are off by 29 to
+ * 60 % without a card.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "profile_model.h"
@@ -135,12 +136,21 @@ static double whole_grid(const profile_launch *launch)
     return (double)launch->occupancy.groups / (double)launch->totals.groups;
 }
 
+/* The part of all work that the busiest compute unit has: most workgroups, if
+ * they are alike, or the one that is longest. */
+static double busiest_share(const profile_launch *launch,
+                            const profile_result *r)
+{
+    return larger(launch->occupancy.busiest,
+                  (double)launch->totals.largest / (double)r->instructions);
+}
+
 static void find_bounds(const profile_launch *launch, const sums *s,
                         profile_result *r)
 {
     const profile_occupancy *o = &launch->occupancy;
     const profile_totals *t = &launch->totals;
-    double scale = whole_grid(launch), share = o->busiest * scale;
+    double scale = whole_grid(launch), share = busiest_share(launch, r) * scale;
     double ports = CONST(LDS_PAIRS);
     double waves = (double)o->resident * o->group_waves;
     double simds = waves < CONST(SIMDS) ? waves : CONST(SIMDS);
@@ -241,7 +251,7 @@ void profile_evaluate(const profile_launch *launch,
         /* By instructions, since workgroups may differ in size. */
         double scale = (double)r->instructions / (double)schedule->instructions;
         r->schedule = (double)schedule->cycles * scale * whole_grid(launch) *
-                      launch->occupancy.busiest;
+                      busiest_share(launch, r);
         SET(SQ_WAIT_INST_LDS, (double)schedule->lds_wait * scale / 4);
     }
     make_estimate(launch, r);

@@ -95,7 +95,7 @@ typedef struct profile_occupancy {
     uint32_t waves_per_simd;
     uint32_t resident; /* groups on a CU at a time in this grid */
     uint64_t groups;   /* of the grid */
-    double busiest;    /* share of the grid on the CU with most groups */
+    double busiest;    /* share of the groups on the CU with most of them */
 } profile_occupancy;
 
 profile_occupancy profile_occupancy_of(const sim_dispatch *dispatch);
@@ -193,6 +193,7 @@ typedef struct profile_row {
 
 typedef struct profile_totals {
     uint64_t groups, waves;
+    uint64_t largest; /* instructions of the longest workgroup */
     uint64_t lds_bank, lds_in, lds_out; /* clocks; ports of all pairs */
     uint64_t lds_serial; /* half clocks: the unit that is longest */
     uint64_t lds_conflict;

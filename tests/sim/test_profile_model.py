@@ -147,6 +147,27 @@ def test_the_busiest_compute_unit_sets_the_bounds():
     assert (one, sixty, more) == (400, 400, 800)
 
 
+def test_the_longest_workgroup_sets_the_bounds_if_no_other_does():
+    """Workgroup 9 of ten does 1000 instructions, the others 10."""
+    body = """
+        s_cmp_lg_u32 s6, 9
+        s_cbranch_scc1 short
+        .rept 990
+        v_mov_b32 v1, v2
+        .endr
+    short:
+        .rept 7
+        v_mov_b32 v1, v2
+        .endr
+        s_endpgm
+    """
+    launch = profile(body, groups=10, vgprs=4)
+
+    assert launch["wave_instructions"] == 1000 + 9 * 10
+    assert bounds(launch)["VALU"] == pytest.approx(1000 * 4, rel=0.05)
+    assert launch["schedule"]["cycles"] == pytest.approx(1000 * 4, rel=0.15)
+
+
 def test_memory_bounds_follow_the_bytes():
     size = 1 << 20
     body = """
