@@ -145,8 +145,10 @@ static FA_DEVICE void fa_stage_queries(fa_lds tile, const fa_matrix *q,
     enum { GRANULES = DIM / FA_GRANULE, PASS = FA_THREADS / GRANULES };
     int granule = (int)(tid % GRANULES);
 
+    static_assert(FA_ROWS / PASS % 2 == 0, "no remainder after unrolling");
 #pragma unroll 2
-    for (int row = (int)(tid / GRANULES); row < FA_ROWS; row += PASS) {
+    for (int n = 0; n < FA_ROWS / PASS; n++) {
+        int row = (int)(tid / GRANULES) + n * PASS;
         u32x4 x = fa_load_granule<LOAD>(q, first, row, granule);
         x.x ^= flip;
         x.y ^= flip;

@@ -172,7 +172,7 @@ void check_exchange(wave *w, const isa_row *row);
 void check_waits_start(check_wave *c);
 bool check_waits(wave *w, const isa_row *row, const check_row *facts);
 /* Completes what the wait instruction or a full counter completes; true if
- * that is anything. */
+ * that is anything but stores to global memory. */
 bool check_wait(check_wave *c, unsigned vm, unsigned lgkm);
 /* Remembers an LDS access of the instruction in execution. */
 void check_waits_lds(check_wave *c, const watch_access *access);

@@ -80,7 +80,7 @@ static void rebuild(check_wave *c)
 bool check_wait(check_wave *c, unsigned vm, unsigned lgkm)
 {
     unsigned vm_later = 0, lds_later = 0, kept = 0;
-    bool changed = false, scalar = false;
+    bool changed = false, effect = false;
 
     for (unsigned i = c->queued; i-- > 0;) {
         check_pending *p = &c->queue[i];
@@ -92,14 +92,16 @@ bool check_wait(check_wave *c, unsigned vm, unsigned lgkm)
         } else {
             p->lgkm = lds_later++ < lgkm;
         }
-        changed = changed || !(p->vm || p->lgkm);
+        bool complete = !(p->vm || p->lgkm);
+        changed = changed || complete;
+        effect = effect || (complete && (p->count != 0 || p->slots != 0));
     }
     for (unsigned i = 0; i < 3 && lgkm == 0; i++) {
-        scalar = scalar || c->smem.scalar[i] != 0;
+        effect = effect || c->smem.scalar[i] != 0;
         c->smem.scalar[i] = 0;
     }
     if (!changed) {
-        return scalar;
+        return effect;
     }
     for (unsigned i = 0; i < c->queued; i++) {
         if (c->queue[i].vm || c->queue[i].lgkm) {
@@ -108,7 +110,7 @@ bool check_wait(check_wave *c, unsigned vm, unsigned lgkm)
     }
     c->queued = kept;
     rebuild(c);
-    return true;
+    return effect;
 }
 
 static void push(check_wave *c, check_pending entry)

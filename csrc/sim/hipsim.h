@@ -87,7 +87,7 @@ HIPSIM_API const char *hipsimLastReport(void);
  * "profile_groups" (how many workgroups of a profiled launch are traced),
  * "skip" (leave out the instruction at this offset from the kernel's entry, -1
  * none) and "probe" (report the s_waitcnt there if it has anything to wait
- * for; level 2): for tests that ask whether an instruction is needed. First
+ * for but stores to global memory; level 2): for tests that ask whether an instruction is needed. First
  * read from HIPSIM_CHECK, HIPSIM_THREADS, ... once; HIPSIM_DOT2 and HIPSIM_ULP
  * take words. */
 HIPSIM_API hipError_t hipsimSetOption(const char *name, int64_t value);

@@ -126,7 +126,7 @@ typedef struct sim_dispatch {
     int64_t skip;  /* instruction to leave out, bytes from the entry, -1 none */
     int64_t probe; /* s_waitcnt that must find nothing to wait for, -1 none */
     unsigned dot2; /* SIM_DOT2_* of options.h */
-    bool adversarial_ulp; /* estimates are off by up to one ulp */
+    bool adversarial_ulp;           /* estimates are off by up to one ulp */
     struct profile_launch *profile; /* counts and times it, or NULL */
     const struct sim_injection *injection; /* faults.h; NULL: none */
     const struct sim_lines *lines;         /* lines.h; NULL: none */
