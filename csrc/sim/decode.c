@@ -456,6 +456,30 @@ static void finish_valu(isa_row *row)
                  row->op_sel == 0 && row->omod == 0 && row->clamp == 0;
 }
 
+const char *isa_unknown(uint32_t word)
+{
+    switch (word >> 26) {
+    case 0x31:
+        return "exports are not simulated";
+    case 0x35:
+        return "interpolation is not simulated";
+    case 0x3a:
+        return "formatted buffers (MTBUF) are not simulated";
+    case 0x3c:
+        return "images (MIMG) are not simulated";
+    case 0x30:
+        return "this scalar memory instruction is not simulated, or none";
+    case 0x36:
+        return "this DS instruction is not simulated, or none";
+    case 0x37:
+        return "this FLAT instruction is not simulated, or none";
+    case 0x38:
+        return "this buffer instruction is not simulated, or none";
+    default:
+        return "not an instruction that is simulated";
+    }
+}
+
 void isa_decode(const uint32_t *word, size_t left, isa_row *row)
 {
     uint32_t w = word[0];

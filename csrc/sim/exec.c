@@ -382,7 +382,8 @@ static inline void run_slice(wave *w, uint32_t slice, const bool watched)
             exec_smem(w, row);
             break;
         default:
-            exec_fault(w, SIM_FAULT_OPCODE, "not a known instruction");
+            exec_fault(w, SIM_FAULT_OPCODE,
+                       isa_unknown(code->word[row - code->row]));
             break;
         }
     }

@@ -228,6 +228,9 @@ isa_ds_use isa_ds_fields(const isa_info *info);
  * the text, this one included. */
 void isa_decode(const uint32_t *word, size_t left, isa_row *row);
 
+/* Why a word that does not decode cannot run, as one clause. */
+const char *isa_unknown(uint32_t word);
+
 /* madmk, madak: a VOP2 whose third source is always a literal, so it has no
  * VOP3, SDWA or DPP form. */
 static inline bool isa_has_constant(unsigned op)

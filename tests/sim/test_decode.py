@@ -11,6 +11,7 @@ import random
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import isa_tools
@@ -154,11 +155,18 @@ def test_reserved_selects_and_misplaced_literals_do_not_decode() -> None:
     assert [mine[12 * i][:5] for i in range(len(slots))] == [".long"] * len(slots)
 
 
-def test_our_kernels_disassemble_as_llvm_says() -> None:
-    images = list(SIM.parents[1].glob("flash_attn_rocm/_code/fa_gfx906.co"))
-    if not images:
-        pytest.skip("flash_attn_rocm/_code/fa_gfx906.co is not built")
-    compare(images[0].read_bytes())
+@pytest.mark.parametrize("clang", ["clang-22", "clang-15"])
+def test_our_kernels_disassemble_as_llvm_says(clang: str, tmp_path: Path) -> None:
+    if shutil.which(clang) is None:
+        pytest.skip(f"no {clang}")
+    built = subprocess.run(
+        [sys.executable, "-m", "build_support.code_objects", "--archs", "gfx906",
+         "--out", str(tmp_path)],
+        cwd=SIM.parents[1], env={**os.environ, "FA_CLANG": clang},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stdout + built.stderr
+    compare((tmp_path / "fa_gfx906.co").read_bytes())
 
 
 ATOMIC_ADD = "__hip_atomic_fetch_add(&out[n], 1.0f, __ATOMIC_RELAXED, 4);"
@@ -187,7 +195,7 @@ GLOBAL void mixed(float *out, const half2 *a, const half2 *b, const double *d,
 """
 
 
-@pytest.mark.parametrize("level", ["-O0", "-O1", "-O3"])
+@pytest.mark.parametrize("level", ["-O0", "-O1", "-O2", "-O3"])
 @pytest.mark.parametrize("clang", ["clang-22", "clang-15"])
 def test_compiled_code_disassembles_as_llvm_says(
     clang: str, level: str, tmp_path: Path
@@ -268,5 +276,22 @@ def test_an_unknown_instruction_stops_with_its_bits() -> None:
     with (
         hipsim.Module(image) as module,
         pytest.raises(hipsim.HipError, match=r"\.long 0xbe802e01"),
+    ):
+        module.kernel("kernel").launch((1, 1, 1), (64, 1, 1), [])
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [(0xC4000000, "exports"), (0xD4000000, "interpolation"), (0xE8000000, "MTBUF"),
+     (0xF0000100, "images"), (0xC2020202, "scalar memory"), (0xD8680000, "DS"),
+     (0xDC000000, "FLAT"), (0xE0000000, "buffer"),
+     (0xBF8B0000, "not an instruction")],
+)  # fmt: skip
+def test_what_is_left_out_stops_and_says_what_it_is(word: int, reason: str) -> None:
+    with (
+        hipsim.Module(assemble(f"    .long {word:#x}, 0", pointers=0)) as module,
+        pytest.raises(
+            hipsim.HipError, match=rf"pc 0x0 \(.long {word:#010x}\).*{reason}"
+        ),
     ):
         module.kernel("kernel").launch((1, 1, 1), (64, 1, 1), [])
