@@ -10,6 +10,7 @@ import os
 import random
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -219,16 +220,56 @@ def test_compiled_code_disassembles_as_llvm_says(
     compare(out.read_bytes())
 
 
+def text_of(image: bytes) -> bytes:
+    """Section .text of a code object: kernels and the functions they call."""
+    table, size, count, names = (
+        *struct.unpack_from("<Q", image, 40), *struct.unpack_from("<3H", image, 58)
+    )  # fmt: skip
+    sections = [struct.unpack_from("<IIQQQQ", image, table + i * size)
+                for i in range(count)]  # fmt: skip
+    for name, _, _, _, offset, length in sections:
+        at = sections[names][4] + name
+        if image[at : image.index(b"\0", at)] == b".text":
+            return image[offset : offset + length]
+    raise AssertionError("no .text")
+
+
 def compare(image: bytes) -> None:
-    theirs = objdump(image)
-    count, wrong = 0, []
-    for kernel, rows in ours(image).items():
-        for offset, text in rows.items():
-            count += 1
-            if theirs[kernel].get(offset) != text:
-                wrong.append(f"{offset:#x}: {theirs[kernel].get(offset)} | {text}")
+    text = text_of(image)
+    whole = assemble_words(struct.unpack(f"<{len(text) // 4}I", text))
+    theirs, mine = objdump(whole)["kernel"], ours(whole)["kernel"]
+    wrong = [
+        f"{offset:#x}: {theirs.get(offset)} | {mine.get(offset)}"
+        for offset in sorted(theirs.keys() | mine.keys())
+        if theirs.get(offset) != mine.get(offset)
+    ]
     assert not wrong, "LLVM | ours:\n" + "\n".join(wrong[:20])
-    assert count > 50
+    assert len(mine) > 50
+
+
+BUILDS = [(None, 6, "-O0"), (None, 4, "-O2"), ("clang-15", 4, "-O3")]
+if FULL:
+    BUILDS = [
+        (clang, abi, level)
+        for clang, abi in ((None, 6), (None, 4), ("clang-15", 4))
+        for level in ("-O0", "-O1", "-O2", "-O3")
+    ]
+
+
+@pytest.mark.parametrize(("clang", "abi", "level"), BUILDS)
+def test_test_kernels_disassemble_as_llvm_says(
+    clang: str | None, abi: int, level: str, compile_hip
+) -> None:
+    """Calls, stacks, atomics, divisions; and the expressions of every type."""
+    import test_compiled
+    import test_compiled_ops
+
+    old = clang == "clang-15"
+    rows = test_compiled_ops.expressions("integers", old)
+    rows += test_compiled_ops.expressions("floats", old)
+    for source in (test_compiled.SOURCE, test_compiled_ops.source(rows, device=True)):
+        flags = (*test_compiled_ops.FLAGS, "-w")
+        compare(compile_hip(source, *flags, level=level, abi=abi, clang=clang))
 
 
 def test_index_instructions_and_traps_read_as_llvm_reads_them() -> None:
