@@ -11,6 +11,7 @@ import isa_cases
 import isa_control
 import isa_memory
 import isa_model
+import isa_rare
 import isa_scalar
 from oracle import Unit
 
@@ -27,4 +28,5 @@ BUILDERS: dict[str, list[tuple[str, Callable[[str], Unit]]]] = {
                for name in (*isa_scalar.OPS, *isa_scalar.CONSTANT)],
     "control": isa_control.BUILDERS,
     "memory": [(name, isa_memory.unit) for name in isa_memory.NAMES],
+    "rare": isa_rare.BUILDERS,
 }  # fmt: skip

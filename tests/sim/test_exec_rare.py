@@ -11,7 +11,7 @@ import random
 import struct
 from fractions import Fraction
 
-import isa_model as m
+import isa_numbers as m
 import isa_tools
 import pytest
 from vector_runner import LANES, Case, random_exec, random_rows, run_cases
