@@ -101,7 +101,8 @@ static void scalar_operands(const isa_row *row, operands *out)
     if (reads(text, "VCC")) {
         add(out, SRC_VCC, 2, ROLE_SOURCE);
     }
-    if (strstr(text, "w->s[SRC_M0]") != NULL) {
+    if (strstr(text, "w->s[SRC_M0]") != NULL ||
+        strstr(text, "_relative(") != NULL) {
         add(out, SRC_M0, 1, ROLE_SOURCE);
     }
     bool writes =
@@ -182,27 +183,24 @@ static unsigned element(const isa_info *info)
 static void lds_operands(const isa_row *row, operands *out)
 {
     const isa_info *info = &isa_ops[row->op];
-    unsigned n = element(info);
-    bool two = info->access == M_READ2 || info->access == M_READ2ST64 ||
-               info->access == M_WRITE2 || info->access == M_WRITE2ST64;
-    bool atomic = info->access == M_ATOMIC, store = isa_is_store(info);
-    bool exchange = info->access == M_PERMUTE || info->access == M_BPERMUTE;
+    const isa_ds_use use = isa_ds_fields(info);
+    bool lanes = info->access == M_PERMUTE || info->access == M_BPERMUTE;
 
-    if (info->access == M_NOP) {
-        return;
+    if (use.addr > 0) {
+        add(out, SRC_VGPR + row->addr, use.addr,
+            info->access == M_SWIZZLE ? ROLE_SOURCE : ROLE_ADDRESS);
+    } else if (use.dst > 0) { /* ds_append, ds_consume */
+        add(out, SRC_M0, 1, ROLE_ADDRESS);
     }
-    add(out, SRC_VGPR + row->addr, 1,
-        info->access == M_SWIZZLE ? ROLE_SOURCE : ROLE_ADDRESS);
-    if (store || atomic) {
-        add(out, SRC_VGPR + row->data, n, ROLE_DATA);
-    } else if (exchange) {
-        add(out, SRC_VGPR + row->data, 1, ROLE_SOURCE);
+    if (use.data > 0) {
+        add(out, SRC_VGPR + row->data, use.data,
+            lanes ? ROLE_SOURCE : ROLE_DATA);
     }
-    if ((store && two) || (info->flags & ISA_TWO_DATA) != 0) {
-        add(out, SRC_VGPR + row->data2, n, ROLE_DATA);
+    if (use.data2 > 0) {
+        add(out, SRC_VGPR + row->data2, use.data2, ROLE_DATA);
     }
-    if (atomic ? (info->flags & ISA_RETURN) != 0 : !store) {
-        add(out, SRC_VGPR + row->dst, two ? 2 * n : n, ROLE_RESULT);
+    if (use.dst > 0) {
+        add(out, SRC_VGPR + row->dst, use.dst, ROLE_RESULT);
     }
 }
 
@@ -240,7 +238,9 @@ static void vmem_operands(const isa_row *row, operands *out)
         bool two = (info->flags & ISA_TWO_DATA) != 0;
         add(out, SRC_VGPR + row->data, two ? 2 * n : n, ROLE_DATA);
     }
-    if (atomic ? row->glc != 0 : !store) {
+    if (row->lds) {
+        add(out, SRC_M0, 1, ROLE_ADDRESS);
+    } else if (atomic ? row->glc != 0 : !store) {
         add(out, SRC_VGPR + row->dst, n, ROLE_RESULT);
     }
 }

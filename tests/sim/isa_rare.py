@@ -163,7 +163,8 @@ def exchange_unit(name: str) -> Unit:
         return lane_unit(name, text, lambda i, v: [v[4], v[5], v[0], v[1]], lds=2048)
     text = (
         f"{base}v_add_u32 v4, {second}, v3\n    ds_write_b64 v3, v[12:13]\n    "
-        f"ds_write_b64 v4, v[14:15]\n    {name} v[20:23], v3, v[8:9], v[10:11] {offset}\n"
+        "ds_write_b64 v4, v[14:15]\n"
+        f"    {name} v[20:23], v3, v[8:9], v[10:11] {offset}\n"
         "    ds_read_b64 v[24:25], v3\n    ds_read_b64 v[26:27], v4\n"
         "    s_waitcnt lgkmcnt(0)\n    v_xor_b32 v16, v20, v24\n"
         "    v_xor_b32 v17, v21, v25\n    v_sub_u32 v18, v22, v26\n"

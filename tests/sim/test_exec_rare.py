@@ -281,7 +281,7 @@ def test_two_exchanges_in_one_instruction_take_the_old_values(
         base
         + at
         + "".join(f"ds_write_b{bits} v{18 + i}, {olds[i]}\n    " for i in range(2))
-        + f"{name} v[20:{19 + count}], v18, {data[0]}, {data[1]} offset1:1\n    "
+        + f"{name} v[20:{19 + count}], v18, {data[0]}, {data[1]} offset1:1\n    s_waitcnt lgkmcnt(0)\n    "
     )
     reads = (
         "".join(
@@ -320,7 +320,8 @@ def test_append_and_consume_count_the_active_lanes() -> None:
     s_mov_b32 m0, 0x7fff0010
     ds_append v14 offset:4
     ds_append v14 offset:4
-    ds_consume v15 offset:4"""
+    ds_consume v15 offset:4
+    s_waitcnt lgkmcnt(0)"""
     want = [1000 + active | 1000 + 2 * active << 32] * LANES
     check([Case(text, rows, exec=mask)], [want], lds=64)
 
@@ -408,7 +409,8 @@ def test_flat_atomics_reach_lds_and_private_memory(wide: bool) -> None:
     flat_atomic_add{x2} {result}, v[18:19], {data} glc
     flat_atomic_sub{x2} v[24:25], v[18:19], {data} glc
     flat_atomic_add{x2} v[18:19], {data}
-    flat_load_{two} {data}, v[18:19]"""
+    flat_load_{two} {data}, v[18:19]
+    s_waitcnt vmcnt(0) lgkmcnt(0)"""
     text = text.replace("v[24:25]", "v[24:25]" if wide else "v24")
     keep = M64 if wide else LOW
     more = "\n    v_mov_b32 v14, v8" + ("\n    v_mov_b32 v15, v9" if wide else "")
