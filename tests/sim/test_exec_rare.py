@@ -281,7 +281,8 @@ def test_two_exchanges_in_one_instruction_take_the_old_values(
         base
         + at
         + "".join(f"ds_write_b{bits} v{18 + i}, {olds[i]}\n    " for i in range(2))
-        + f"{name} v[20:{19 + count}], v18, {data[0]}, {data[1]} offset1:1\n    s_waitcnt lgkmcnt(0)\n    "
+        + f"{name} v[20:{19 + count}], v18, {data[0]}, {data[1]} offset1:1\n    "
+        + "s_waitcnt lgkmcnt(0)\n    "
     )
     reads = (
         "".join(
