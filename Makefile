@@ -10,7 +10,7 @@ DEMO   ?=
 PYTEST ?= tests
 
 .PHONY: help demo test ctest build kernels standin bench-sim bench-overhead \
-        bench-accuracy lint format clean distclean
+        bench-accuracy mutate-isa lint format clean distclean
 
 help:
 	@echo 'make demo            a GPT on the simulated gfx906 beside stock attention'
@@ -20,6 +20,7 @@ help:
 	@echo 'make kernels         kernels and their table (FA_ARCHS="gfx906;gfx1100" or all)'
 	@echo 'make standin         the same kernels through nvcc for NVIDIA cards'
 	@echo 'make bench-sim       speed of the simulator; also bench-overhead, bench-accuracy'
+	@echo 'make mutate-isa      does each row of the instruction lists have a test?'
 	@echo 'make lint, format    clang-format, ruff, mypy, hadolint'
 	@echo 'make clean           remove what was built; distclean: and $(VENV)'
 	@echo
@@ -72,6 +73,9 @@ bench-overhead: build
 
 bench-accuracy: build
 	@$(PY) benchmarks/accuracy.py
+
+mutate-isa: build
+	@$(PY) scripts/mutate_isa.py --json build/mutation_isa.json
 
 C_FILES := $(shell find csrc tests -name '*.[ch]') $(wildcard csrc/kernels/*.hip)
 

@@ -16,6 +16,7 @@
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "exec.h"
+#include "exec_estimates.h"
 #include "exec_float.h"
 #include "exec_integer.h"
 #include "exec_lanes.h"

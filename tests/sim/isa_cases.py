@@ -49,8 +49,32 @@ def moderate(rng: random.Random, kind: str) -> int:
     return bits ^ n.sign_bit(kind) * rng.getrandbits(1)
 
 
+def tiny(rng: random.Random, kind: str, column: int) -> int:
+    """A float such that products and sums of three are about the least normal."""
+    if kind not in FLOATS:
+        return random_value(rng, kind)
+    mantissa, bias = n.FORMATS[kind][3:]
+    middle = bias // 2 if column < 2 and rng.random() < 0.7 else 2
+    exponent = max(0, middle + rng.randrange(-2, 4))
+    return rng.getrandbits(1) * n.sign_bit(kind) | exponent << mantissa | (
+        rng.getrandbits(mantissa))  # fmt: skip
+
+
+# Triples where a rounding or a limit decides, by the operands' type.
+HARD = {
+    # Rounded to float first, the sum would be a tie.
+    "f16": [(0x3C01, 0x0FFE, 0x3C01), (0xBC01, 0x0FFE, 0xBC01)],
+    "u16": [(256, 256, 0), (1, 0x9000, 5), (0x9000, 1, 5), (0xFFFF, 1, 0)],
+    "i16": [(0x8000, 0x8000, 0x7FFF), (0x7FFF, 0x7FFF, 0x8000)],
+    "f32": [(0, 0x80000000, 0xBF800000), (0x80000000, 0, 0x3F800000)],
+    "raw": [(0x7F7F7F7F, 0x7F7F7F7F, 0x7FFFFFF0), (0x77777777, 0x99999999, 0x80000010),
+            (0x80808080, 0x7F7F7F7F, 0x80000010), (n.M32, n.M32, 0xFFFFFFF0)],
+}  # fmt: skip
+
+
 def make_rows(op: Op, rng: random.Random, how: str = "") -> list[tuple[int, ...]]:
-    """Input rows; how: wild (any bits), moderate, scale (A is B or C)."""
+    """Input rows; how: wild (any bits), moderate or tiny floats."""
+    hard = HARD.get(op.types[1], [])
     kinds = [k for k in op.types[1:] if k != "mask"]
     if "packed" in op.flags:
         kinds = ["pk"] * len(kinds)
@@ -58,22 +82,34 @@ def make_rows(op: Op, rng: random.Random, how: str = "") -> list[tuple[int, ...]
     for lane in range(v.LANES):
         if how == "moderate":
             x = [moderate(rng, k) for k in kinds]
+        elif how == "tiny":
+            x = [tiny(rng, k, i) for i, k in enumerate(op.types[1 : 1 + len(kinds)])]
+            if lane % 4 == 3 and len(x) > 1 and op.types[1] in FLOATS:
+                # A denormal times a large number.
+                mantissa = n.FORMATS[op.types[1]][3]
+                large = n.infinity(op.types[1], False) - 1 - rng.getrandbits(mantissa)
+                x[:2] = [rng.getrandbits(mantissa), large][:: 1 if lane & 4 else -1]
         elif how == "wild":
             x = [rng.getrandbits(64) for _ in kinds]
         else:
             x = [one_value(rng, k, lane) for k in kinds]
         x += [rng.getrandbits(64) for _ in range(3 - len(x))]
-        if len(kinds) > 1 and how != "moderate":
-            # Equal operands, complements, small differences.
-            x[1] = {1: x[0], 2: x[0] ^ n.M64, 3: x[0] + 1 & n.M64}.get(lane % 9, x[1])
+        if len(kinds) > 1 and how not in ("moderate", "tiny"):
+            # Equal operands, complements, negatives, small differences.
+            x[1] = {1: x[0], 2: x[0] ^ n.M64, 3: x[0] + 1 & n.M64,
+                    6: -x[0] & n.M64}.get(lane % 9, x[1])  # fmt: skip
             if len(kinds) > 2:
                 x[2] = {4: x[0], 5: x[1]}.get(lane % 9, x[2])
+            if hard and lane % 9 == 7:
+                high = 16 if {"packed", "half"} & op.flags else 64
+                x = [y | y << high & n.M64 for y in hard[lane // 9 % len(hard)]]
         if "scaled" in op.flags:
             x[0] = x[1 + lane % 2]
         d = one_value(rng, op.types[0], lane) if "accumulate" in op.flags else 0
         d = d if d and how != "wild" else rng.getrandbits(64)
-        if how == "moderate" and "accumulate" in op.flags:
-            d = moderate(rng, op.types[0])
+        if how in ("moderate", "tiny") and "accumulate" in op.flags:
+            kind = op.types[0]
+            d = moderate(rng, kind) if how == "moderate" else tiny(rng, kind, 2)
         rows.append((*x, d))
     return rows
 
@@ -172,13 +208,13 @@ def clampable(op: Op) -> bool:
     return op.types[0] in FLOATS or "clamped" in op.flags
 
 
-def wide_form(name: str, rng: random.Random) -> Form:
+def wide_form(name: str, rng: random.Random, clamp: bool = False) -> Form:
     """VOP3 with every modifier that the instruction has, at random."""
     op, form = OPS[name], usual(name)
     form.encoding = "e64"
     form.to_scalar = op.types[0] == "mask" or "carry" in op.flags
     form.neg, form.abs = signs(op, rng), signs(op, rng, 0.3)
-    form.clamp = clampable(op) and rng.random() < 0.6
+    form.clamp = clampable(op) and clamp
     if "half" in op.flags:
         count = len(op.types) - 1
         picks = [int(k[1:] == "16" and rng.random() < 0.5) for k in op.types[1:]]
@@ -187,7 +223,7 @@ def wide_form(name: str, rng: random.Random) -> Form:
     return form
 
 
-def packed_form(name: str, rng: random.Random) -> Form:
+def packed_form(name: str, rng: random.Random, clamp: bool) -> Form:
     op, form = OPS[name], usual(name)
     count = len(op.types) - 1
     kinds = ["pk"] * count if "packed" in op.flags else op.types[1:]
@@ -201,7 +237,7 @@ def packed_form(name: str, rng: random.Random) -> Form:
         form.neg = [int(i < count and rng.random() < 0.5) for i in range(3)]
         form.neg_hi = [int(a and rng.random() < 0.5) for a in able[:3]]
         form.neg_hi = [h if i < count else 0 for i, h in enumerate(form.neg_hi)]
-    form.clamp = clampable(op) and rng.random() < 0.6
+    form.clamp = clampable(op) and clamp
     return form
 
 
@@ -277,10 +313,9 @@ DENORM = tuple(d << 4 | d << 6 | 0x300 for d in (0, 1, 2))
 
 def modes(op: Op) -> list[int]:
     """Values of MODE worth a case of their own."""
-    if op.types[0] == "mask" and op.types[1] in FLOATS:
-        return [*DENORM]
-    if not is_float(op):
-        return []
+    if op.types[0] == "mask" or not is_float(op):
+        # MODE must not touch integers; floats lose their denormals.
+        return [*DENORM] if is_float(op) else [DENORM[0]] * 2
     return [*ROUND, MIXED_ROUND, *DENORM, 0x30 | 0x300, 0xC0 | 0x300, 0x0F0, 0x1F0]
 
 
@@ -293,26 +328,30 @@ def cases_of(name: str) -> list[Case]:
         forms.append((form, how, mode))
 
     narrow = all(v.width(k) < 64 for k in op.types)
-    for how in ("", "", "wild"):
+    for how in ("", "", "wild", *(("tiny",) if is_float(op) else ())):
         add(usual(name), how)
     for mode in modes(op):
-        add(usual(name), rng.choice(("", "", "moderate")), mode)
+        add(usual(name), rng.choice(("", "tiny", "moderate")), mode)
     if "k32" in op.flags:
-        forms = [(literal_form(name, rng), how, mode) for _, how, mode in forms]
+        forms += [(usual(name), "tiny", mode) for mode in (USUAL_MODE, DENORM[0]) * 4]
+        forms = [
+            (literal_form(name, i), how, mode) for i, (_, how, mode) in enumerate(forms)
+        ]
     elif op.where == "P":
-        for _ in range(4):
-            add(packed_form(name, rng))
-        for _ in range(2):
-            add(packed_form(name, rng), "", 0x0F0 if is_float(op) else USUAL_MODE)
+        for i in range(4):
+            add(packed_form(name, rng, i % 2 == 0))
+        for i in range(2):
+            mode = 0x0F0 if is_float(op) else USUAL_MODE
+            add(packed_form(name, rng, i == 0), "", mode)
     else:
-        for _ in range(4):
-            add(wide_form(name, rng))
+        for i in range(4):
+            add(wide_form(name, rng, i % 2 == 0))
         add(operand_form(name, rng))
         add(operand_form(name, rng))
         if op.types[0] in FLOATS:
-            add(wide_form(name, rng), "", 0x0F0)
+            add(wide_form(name, rng, True), "", 0x0F0)
             for omod in (1, 2, 3) if "half" not in op.flags else ():
-                form = wide_form(name, rng)
+                form = wide_form(name, rng, omod == 2)
                 form.omod = omod
                 add(form, "moderate", 0x100)
     if op.where in "12C" and narrow and "k32" not in op.flags:
@@ -326,16 +365,18 @@ def cases_of(name: str) -> list[Case]:
     for form, how, mode in forms:
         rows = make_rows(op, rng, how)
         vcc = rng.getrandbits(64)
-        cases.append(Case(spell(form), form, rows, vcc, random_exec(rng), mode))
+        mask = random_exec(rng) if len(cases) % 3 == 2 else v.ALL
+        cases.append(Case(spell(form), form, rows, vcc, mask, mode))
     return cases
 
 
-def literal_form(name: str, rng: random.Random) -> Form:
+def literal_form(name: str, number: int) -> Form:
     """v_madmk and v_madak: the third source is a literal."""
     form = usual(name)
-    number = 0x3F9D70A4 if form.op.types[0] == "f32" else 0x3C71
-    number ^= rng.getrandbits(8)
-    form.sources = [*form.sources[:2], Source(f"{number:#x}", value=number)]
+    values = {"f32": (0x3F9D70A4, 0x80012345, 0x20000001, 0x00900001),
+              "f16": (0x3C71, 0x8123, 0x1C01, 0x0481)}[form.op.types[0]]  # fmt: skip
+    value = values[number // 2 % 4] ^ (number & 1) << 4
+    form.sources = [*form.sources[:2], Source(f"{value:#x}", value=value)]
     return form
 
 

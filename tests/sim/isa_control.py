@@ -49,12 +49,14 @@ HERE = "s_getpc_b64 s[26:27]\n"
 def pc_cases(name: str) -> list[Case]:
     """Jumps by address, and the return addresses they leave."""
     here = State(1, M64, 3, 4)
+    jump = (HERE + "s_add_u32 s26, s26, 20\n s_addc_u32 s27, s27, 0\n"
+            f"s_setpc_b64 s[26:27]\n {SKIPPED}\n {SKIPPED}", 3)  # fmt: skip
     texts = {
         # The address after each s_getpc; their difference is in bytes.
         "s_getpc_b64": [(HERE + "s_nop 0\n s_getpc_b64 s[28:29]\n"
-                         "s_sub_u32 s16, s28, s26\n s_subb_u32 s17, s29, s27", 8)],
-        "s_setpc_b64": [(HERE + "s_add_u32 s26, s26, 20\n s_addc_u32 s27, s27, 0\n"
-                         f"s_setpc_b64 s[26:27]\n {SKIPPED}\n {SKIPPED}", 3)],
+                         "s_sub_u32 s16, s28, s26\n s_subb_u32 s17, s29, s27", 8),
+                        jump],
+        "s_setpc_b64": [jump],
         # Over two, and back by the saved address into the branch past them.
         "s_swappc_b64": [
             (HERE + "s_add_u32 s28, s26, 16\n s_addc_u32 s29, s27, 0\n"
@@ -140,8 +142,8 @@ def end_unit(name: str) -> Unit:
     global_store_dword v1, v2, s[10:11]
     {ENDS[name]}
     v_mov_b32 v2, 2
-    global_store_dword v1, v2, s[10:11]"""
-    return Unit([name], body, b"", bytes(4), struct.pack("<I", 1))
+    global_store_dword v1, v2, s[10:11] offset:4"""
+    return Unit([name], body, b"", bytes(8), struct.pack("<2I", 1, 0))
 
 
 def barrier_unit(name: str) -> Unit:
@@ -151,6 +153,7 @@ def barrier_unit(name: str) -> Unit:
     v_lshlrev_b32 v1, 2, v0
     v_add_u32 v2, 0x100, v1
     v_mul_u32_u24 v3, 3, v0
+    s_cmp_eq_u32 s0, s0
     s_mov_b32 s12, 0x300
     v_cmp_le_u32 vcc, s12, v2
     v_subrev_u32 v4, s12, v2
@@ -159,9 +162,11 @@ def barrier_unit(name: str) -> Unit:
     s_waitcnt lgkmcnt(0)
     s_barrier
     ds_read_b32 v5, v2
+    s_cselect_b32 s12, 1, 2
     s_waitcnt lgkmcnt(0)
+    v_add_u32 v5, s12, v5
     global_store_dword v1, v5, s[10:11]"""
-    want = b"".join(struct.pack("<I", (i + 64) % 192 * 3) for i in range(192))
+    want = b"".join(struct.pack("<I", (i + 64) % 192 * 3 + 1) for i in range(192))
     return Unit([name], body, b"", bytes(768), want,
                 settings={"lds": 768}, threads=192)  # fmt: skip
 
@@ -204,7 +209,7 @@ WHICH = {"SRC0": 1, "SRC1": 2, "SRC2": 4, "DST": 8}
 
 
 def index_unit(name: str) -> Unit:
-    """v16 and M0 after each text, for several indices; lane 0."""
+    """v16, M0 and SCC after each text, for several indices; lane 0."""
     rng = random.Random(name)
     values = [rng.getrandbits(32) for _ in range(8)]
     body = [START, "    s_mov_b64 exec, 1\n"]
@@ -215,17 +220,20 @@ def index_unit(name: str) -> Unit:
             high = rng.getrandbits(24) << 8 & 0x0FFFFFFF
             body.append(
                 f"    s_mov_b32 m0, {high:#x}\n    s_movk_i32 s12, {i + 0x100}\n"
+                f"    s_cmp_eq_u32 s12, {0x100}\n"
                 "    v_mov_b32 v16, 0\n"
                 f"    {text.replace('v_sub_u32 v16, s12', 'v_sub_u32 v16, s13')}\n"
-                "    s_set_gpr_idx_off\n    v_mov_b32 v17, m0\n"
-                "    global_store_dwordx2 v1, v[16:17], s[10:11]\n"
-                "    v_add_u32 v1, 8, v1\n"
+                f"    {'' if 'idx_off' in text else 's_set_gpr_idx_off'}\n"
+                "    v_mov_b32 v17, m0\n"
+                "    s_cselect_b32 s12, 1, 0\n    v_mov_b32 v18, s12\n"
+                "    global_store_dwordx3 v1, v[16:18], s[10:11]\n"
+                "    v_add_u32 v1, 12, v1\n"
             )
             body[-1] = body[-1].replace("    v_mov_b32 v16, 0\n", (
                 f"    s_movk_i32 s13, {i}\n    v_mov_b32 v16, 0\n"))  # fmt: skip
             expected += struct.pack("<I", model(i, values) & M32)
-            expected += struct.pack("<I", index_m0(text, i, high))
-            labels.append((len(expected) - 8, f"{text} with index {i}"))
+            expected += struct.pack("<2I", index_m0(text, i, high), i == 0)
+            labels.append((len(expected) - 12, f"{text} with index {i}"))
     return Unit([name], "".join(body), b"", bytes(len(expected)), expected, labels)
 
 
@@ -337,9 +345,13 @@ def time_unit(name: str) -> Unit:
 
 
 def cache_unit(name: str) -> Unit:
-    """Nothing that a program sees."""
-    operand = "" if "dcache" in name or "wbinvl1" in name else " s0"
-    cases = [Case(f"{name}{operand}", (0, 0, 3), State(1, M64, 5, 6), 3)]
+    """Nothing that a program sees; register 0 of either kind is looked at."""
+    scalar = (f"s_mov_b64 s[26:27], s[0:1]\n    {name}\n"
+              "    s_xor_b64 s[16:17], s[0:1], s[26:27]\n"
+              "    s_cmp_eq_u32 s22, 1")  # fmt: skip
+    vector = f"{name}\n    v_readlane_b32 s16, v0, 5"
+    here = State(1, M64, 5, 6)
+    cases = [Case(scalar, (0, 0, 3), here), Case(vector, (0, 0, 3), here, 5)]
     return make_unit(name, cases)
 
 

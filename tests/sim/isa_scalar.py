@@ -306,6 +306,7 @@ def value(rng: random.Random) -> int:
     return rng.choice((
         rng.getrandbits(64), rng.randrange(70), M64 - rng.randrange(70),
         1 << rng.randrange(64), rng.getrandbits(7) << 16 | rng.getrandbits(6),
+        rng.getrandbits(29), 64 << 16 | rng.getrandbits(6), M64,
         0, 0x80000000, 0x7FFFFFFF, rng.getrandbits(64) & ~M32 | rng.randrange(3),
     ))  # fmt: skip
 
@@ -347,13 +348,17 @@ def alu_cases(name: str) -> list[Case]:
     scalar = OPS[name]
     wide_d, wide_a, wide_b = scalar.bits
     cases = []
-    for turn in range(32):
+    for turn in range(48):
         a, b, d = value(rng), value(rng), value(rng)
-        b = {1: a, 2: a ^ M64, 3: a + 1 & M64}.get(turn % 8, b)
+        if turn >= 40:  # where the result can be zero
+            a, b = M64 * (turn & 1), M64 * (turn >> 1 & 1)
+        b = {1: a, 2: a ^ M64, 3: a + 1 & M64}.get(turn % 8 if turn < 40 else 0, b)
         texts = [registers(16, wide_d)] if wide_d else []
         first, second = registers(12, wide_a), registers(14, wide_b)
         x, y = a, b
-        if turn % 8 == 4 and name != "s_set_gpr_idx_idx":
+        if turn >= 40:
+            pass
+        elif turn % 8 == 4 and name != "s_set_gpr_idx_idx":
             first, x = constant(rng, wide_a)
         elif turn % 8 == 5 and wide_b:
             second, y = constant(rng, wide_b)
@@ -364,7 +369,9 @@ def alu_cases(name: str) -> list[Case]:
         texts.append(first)
         texts += [second] if wide_b else []
         case = Case(f"{name} {', '.join(texts)}", (a, b, d), state(rng))
-        x = case.state.vcc if turn % 8 == 7 else x
+        x = case.state.vcc if turn % 8 == 7 and turn < 40 else x
+        if turn >= 40:
+            case.state.exec = (0, M64, a, a ^ M64)[turn % 4 if turn < 44 else 1]
         cases.append(apply(case, scalar, x, y))
     return cases
 
@@ -372,10 +379,18 @@ def alu_cases(name: str) -> list[Case]:
 def k_cases(name: str) -> list[Case]:
     rng = random.Random(name)
     cases = []
-    for turn in range(24):
+    for turn in range(48):
         k = rng.choice((0, 1, 0x7FFF, 0x8000, 0xFFFF, rng.getrandbits(16)))
         d = value(rng)
-        d = {1: sx(k, 16) & M64, 2: k, 3: k + 1, 4: 0x7FFFFFF0, 5: M64}.get(turn % 8, d)
+        d = {
+            1: sx(k, 16) & M64,
+            2: k,
+            3: k + 1,
+            4: 0x7FFFFFF0,
+            5: M64,
+            6: 0x80000003,
+            7: 3,
+        }.get(turn % 8, d)
         case = Case(f"{name} s16, {k:#x}", (0, 0, d), state(rng))
         cases.append(apply(case, CONSTANT[name], 0, k))
     return cases

@@ -132,12 +132,12 @@ SPECIAL = {
     "f32": (0, 0x80000000, 0x3F800000, 0xBF800000, 0x7F800000, 0xFF800000,
             0x7FC00001, 0x7FA00000, 0x00000001, 0x807FFFFF, 0x00800000, 0x7F7FFFFF,
             0x3F000000, 0x40200000, 0x4F000000, 0x4F800000, 0xCF000000, 0x33800000,
-            0x477FF000, 0x38800000, 0x387FC000, 0x33000001),
+            0x477FF000, 0xC3020000, 0x38800000, 0x387FC000, 0x33000001),
     "f64": (0, 1 << 63, 0x3FF0000000000000, 0xBFF0000000000000, 0x7FF0000000000000,
             0xFFF0000000000000, 0x7FF8000000000001, 0x7FF4000000000000, 1,
             0x800FFFFFFFFFFFFF, 0x0010000000000000, 0x7FEFFFFFFFFFFFFF,
             0x3FE0000000000000, 0x41E0000000000000, 0x41EFFFFFFFE00000),
-    "int": (0, 1, 2, 15, 16, 31, 32, 63, 127, 128, 255, 0x7FFF, 0x8000, 0xFFFF,
+    "int": (0, 1, 2, 0x10000, 15, 16, 31, 32, 63, 127, 128, 255, 0x7FFF, 0x8000, 0xFFFF,
             0x7FFFFF, 0x800000, 0xFFFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF,
             0x0C0B0A09, 0x07060504, 0x8000000000000000, 0x7FFFFFFFFFFFFFFF),
 }  # fmt: skip
@@ -187,8 +187,8 @@ def half_rows(rng: random.Random) -> list[tuple[int, ...]]:
 
 
 def random_exec(rng: random.Random) -> int:
-    """Often full, sometimes one lane, else random."""
-    return rng.choice((ALL, ALL, 1 << rng.randrange(64), rng.getrandbits(64)))
+    """Mostly full, sometimes one lane, else random."""
+    return rng.choice((ALL, ALL, ALL, 1 << rng.randrange(64), rng.getrandbits(64)))
 
 
 def check(
