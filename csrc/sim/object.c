@@ -223,10 +223,11 @@ static hipError_t load_segments(sim_object *object, const file_view *file,
             continue;
         }
         if (object->text_bytes != 0 || (load[i].p_flags & PF_W) != 0 ||
-            load[i].p_filesz != load[i].p_memsz) {
+            load[i].p_filesz != load[i].p_memsz || load[i].p_vaddr % 4 != 0) {
             return sim_fail(hipErrorInvalidImage,
                             "code object: expected one executable segment, "
-                            "not writable and wholly in the file");
+                            "not writable, wholly in the file and at a "
+                            "multiple of 4");
         }
         object->text = load[i].p_vaddr;
         object->text_bytes = load[i].p_memsz;
@@ -321,8 +322,12 @@ static hipError_t add_kernel(sim_object *object, const Elf64_Sym *symbol,
     if (kernel->name == NULL) {
         return sim_fail(hipErrorOutOfMemory, "code object: out of memory");
     }
+    bool twice = sim_object_find(object, kernel->name) != NULL;
     object->kernel_count++;
-    return parse_descriptor(object, symbol->st_value, kernel);
+    return twice
+               ? sim_fail(hipErrorInvalidImage,
+                          "code object: kernel %s is there twice", kernel->name)
+               : parse_descriptor(object, symbol->st_value, kernel);
 }
 
 static void note_code_size(sim_object *object, const Elf64_Sym *symbol)

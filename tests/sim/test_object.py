@@ -11,6 +11,8 @@ from __future__ import annotations
 import random
 import re
 import struct
+import sys
+from pathlib import Path
 
 import isa_tools
 import pytest
@@ -289,6 +291,95 @@ def test_random_damage_never_crashes(compile_hip):
         "hipErrorInvalidImage",
         "hipErrorNoBinaryForGpu",
     }
+
+
+DAMAGE = """
+import collections, sys
+import hipsim
+
+image = open(sys.argv[1], "rb").read()
+hipsim.set_option("budget", 1000)
+hipsim.set_option("threads", 1)
+memory = hipsim.Buffer(bytearray(4096))
+outcomes = collections.Counter()
+
+def use(data):
+    try:
+        hipsim.disassemble(data, lines=True)
+        with hipsim.Module(data) as module:
+            for name, facts in module._facts.items():
+                sizes = [a["size"] for a in facts["args"]
+                         if not a["kind"].startswith("hidden_")]
+                arguments = [memory if n == 8 else bytes(n) for n in sizes]
+                module.kernel(name).launch((2, 1, 1), (64, 1, 1), arguments)
+        return "fine"
+    except hipsim.HipError as error:
+        assert error.report and error.report.count("\\n") == 0, error.report
+        return error.name
+
+if sys.argv[2] == "truncate":
+    for size in range(len(image)):
+        outcomes[use(image[:size])] += 1
+else:
+    for bit in range(8 * len(image)):
+        data = bytearray(image)
+        data[bit // 8] ^= 1 << bit % 8
+        outcomes[use(bytes(data))] += 1
+print(sorted(outcomes))
+print(sum(outcomes.values()))
+"""
+
+
+@pytest.fixture(scope="module")
+def small_object(tmp_path_factory):
+    """A kernel that loads, adds and stores, with lines; as small as can be."""
+    body = """
+    .file 1 "k.s"
+    .loc 1 1
+    s_load_dwordx2 s[0:1], s[4:5], 0x0
+    v_lshlrev_b32_e32 v1, 2, v0
+    s_waitcnt lgkmcnt(0)
+    .loc 1 2
+    global_load_dword v2, v1, s[0:1]
+    s_waitcnt vmcnt(0)
+    ds_write_b32 v1, v2
+    global_store_dword v1, v2, s[0:1]
+    s_endpgm"""
+    path = tmp_path_factory.mktemp("small") / "small.co"
+    path.write_bytes(isa_tools.assemble(body, pointers=1, lds=256, vgprs=4))
+    return path
+
+
+def test_every_single_truncation_is_refused(run_script, small_object):
+    result = run_script(DAMAGE, small_object, "truncate")
+    assert result.returncode == 0, result.stderr
+    size = small_object.stat().st_size
+    assert result.stdout == f"['hipErrorInvalidImage']\n{size}\n"
+
+
+def test_every_single_bit_flip_is_harmless_or_an_error(run_script, small_object):
+    result = run_script(DAMAGE, small_object, "flip")
+    assert result.returncode == 0, result.stderr
+    names, count = result.stdout.splitlines()
+    assert count == str(8 * small_object.stat().st_size)
+    for name in ("fine", "InvalidImage", "NoBinaryForGpu", "IllegalAddress"):
+        assert name in names
+    assert "Unknown" not in names
+
+
+def test_two_kernels_of_one_name_are_refused():
+    sources = [isa_tools.kernel_source("    s_endpgm", pointers=0) for _ in range(2)]
+    image = isa_tools.link(sources[0], re.sub(r"\bkernel\b", "kernal", sources[1]))
+    error = load_error(patched(image, image.index(b"kernal.kd\0"), b"kernel.kd"))
+    assert error.name == "hipErrorInvalidImage"
+    assert "kernel is there twice" in error.report
+
+
+def test_programs_of_the_host_are_refused_by_their_machine():
+    for path in (sys.executable, hipsim.library_path()):
+        error = load_error(Path(path).read_bytes())
+        assert error.name == "hipErrorInvalidImage"
+        assert "expected 0xe0 (AMDGPU)" in error.report
 
 
 def test_unknown_kernel_is_not_found(compile_hip):
