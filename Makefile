@@ -9,13 +9,16 @@ READY  := $(VENV)/.ready
 DEMO   ?=
 PYTEST ?= tests
 
-.PHONY: help demo test ctest build kernels standin bench-sim bench-overhead \
-        bench-accuracy mutate-isa lint format clean distclean
+.PHONY: help demo test ctest fuzz sanitize mutate mutate-isa build kernels \
+        standin bench-sim bench-overhead bench-accuracy lint format clean \
+        distclean
 
 help:
 	@echo 'make demo            a GPT on the simulated gfx906 beside stock attention'
 	@echo 'make test            C and Python tests (FA_TEST=full: the slow ones too)'
 	@echo 'make ctest           C tests of the host layer (FA_SANITIZE=address,undefined)'
+	@echo 'make sanitize        C and simulator tests under ASan, UBSan and TSan (6 min)'
+	@echo 'make fuzz            damaged objects and random kernels (FUZZ_SECONDS=600)'
 	@echo 'make build           extension, simulator and kernels into the source tree'
 	@echo 'make kernels         kernels and their table (FA_ARCHS="gfx906;gfx1100" or all)'
 	@echo 'make standin         the same kernels through nvcc for NVIDIA cards'
@@ -58,6 +61,13 @@ ctest: $(VENV)/.installed
 	@mkdir -p build
 	@FA_SANITIZE= $(PY) setup.py -q build_ext --inplace
 	@$(MAKE) --no-print-directory -C tests/c
+
+# Both leave what `build` made alone: their builds lie in build/.
+sanitize: build
+	@$(PY) scripts/sanitize.py -n $(JOBS)
+
+fuzz:
+	@$(MAKE) --no-print-directory -C tests/fuzz
 
 kernels: build
 	@$(PY) -m build_support.code_objects --out flash_attn_rocm/_code
