@@ -17,7 +17,7 @@ help:
 	@echo 'make demo            a GPT on the simulated gfx906 beside stock attention'
 	@echo 'make test            C and Python tests (FA_TEST=full: the slow ones too)'
 	@echo 'make ctest           C tests of the host layer (FA_SANITIZE=address,undefined)'
-	@echo 'make sanitize        C and simulator tests under ASan, UBSan and TSan (6 min)'
+	@echo 'make sanitize        C and simulator tests under ASan, UBSan and TSan (5 min)'
 	@echo 'make fuzz            damaged objects and random kernels (FUZZ_SECONDS=600)'
 	@echo 'make build           extension, simulator and kernels into the source tree'
 	@echo 'make kernels         kernels and their table (FA_ARCHS="gfx906;gfx1100" or all)'

@@ -5,8 +5,8 @@
 For each of the two: the C tests of the host layer on a simulator that is built
 with it, then the simulator's Python tests on the same library, loaded into an
 uninstrumented Python by LD_PRELOAD. The library lies, with a copy of the package
-`hipsim`, in build/sanitize-*; nothing else is touched. The oracles of single
-instructions, which say nothing about memory or threads, run as a seeded sample.
+`hipsim`, in build/sanitize-*; nothing else is touched. Left out are the oracles of
+single instructions, whose cases say nothing about memory or threads.
 
 Leaks are looked for in the C tests only: Python keeps memory on purpose. Under TSan
 launches use four threads. Exit code 1 if anything was found.
@@ -34,17 +34,19 @@ FLAGS = (
     "-fno-omit-frame-pointer -fno-sanitize-recover=all"
 ).split()
 
-# Everything that loads, launches or reports; of the instruction oracles, those
-# whose names say memory. Threads matter to launches alone.
+# Everything that loads, launches, checks, counts or reports; of the oracles of single
+# instructions those about memory. Threads matter to launches alone.
 TESTS = {
     "address,undefined": [
         *("test_object.py", "test_runtime.py", "test_hip_calls.py", "test_faults.py"),
         *("test_lines.py", "test_fuzz_corpus.py", "test_exec_memory.py"),
-        *("test_exec_forms.py", "test_compiled.py"),
+        *("test_exec_forms.py", "test_compiled.py", "test_profile.py"),
+        *("test_check_races.py", "test_check_undefined.py", "test_check_waits.py"),
     ],
     "thread": [
         *("test_runtime.py", "test_hip_calls.py", "test_faults.py"),
-        *("test_exec_memory.py", "test_compiled.py"),
+        *("test_exec_memory.py", "test_compiled.py", "test_profile.py"),
+        *("test_check_races.py", "test_check_waits.py"),
     ],
 }
 # LSan would report Python's own.

@@ -1,6 +1,7 @@
 /* decoder.c: fuzz target: the input is a kernel.
  *
- *   byte  0      check level; bit 4: portable code; bit 5: random wave order
+ *   byte  0      check level; bit 4: portable code; bit 5: random wave order;
+ *                bit 6: with a profile
  *         1      work-items of the workgroup, less one
  *         2..3   bytes of LDS, modulo 8 KiB
  *         4..5   bytes of private memory of a work-item, modulo 256
@@ -146,6 +147,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     (void)hipsimSetOption("check", (data[0] & 15) % 3);
     (void)hipsimSetOption("cpu", (data[0] & 16) == 0);
     (void)hipsimSetOption("seed", (data[0] & 32) != 0);
+    (void)hipsimSetOption("profile", (data[0] & 64) != 0);
     memset(buffer, 0x3c, BUFFER_BYTES); /* each half is near 1 */
     size_t text_bytes =
         fill_text(&file, (uint64_t)(uintptr_t)buffer, data + HEADER_BYTES,
@@ -162,5 +164,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     }
     (void)hipModuleLaunchKernel(function, 2, 1, 1, data[1] + 1u, 1, 1, 0, NULL,
                                 NULL, NULL);
+    if ((data[0] & 64) != 0 && hipsimTakeProfile(&text) == hipSuccess) {
+        hipsimFree(text);
+    }
     return hipModuleUnload(module);
 }

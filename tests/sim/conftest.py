@@ -134,13 +134,13 @@ def run_script():
     """run_script(script, *arguments, **environment): a Python of its own."""
     root = Path(hipsim.__file__).resolve().parents[1]
 
-    def call(script: str, *arguments: object, **environment: str):
+    def call(script: str, *arguments: object, timeout: int = 60, **environment: str):
         return subprocess.run(
             [sys.executable, "-W", "ignore", "-c", script, *map(str, arguments)],
             capture_output=True,
             text=True,
             env={**os.environ, "PYTHONPATH": str(root), **environment},
-            timeout=60,
+            timeout=timeout,
             check=False,
         )
 
