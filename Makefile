@@ -23,6 +23,7 @@ help:
 	@echo 'make kernels         kernels and their table (FA_ARCHS="gfx906;gfx1100" or all)'
 	@echo 'make standin         the same kernels through nvcc for NVIDIA cards'
 	@echo 'make bench-sim       speed of the simulator; also bench-overhead, bench-accuracy'
+	@echo 'make mutate          is each wait and barrier of the kernels needed? (20 min)'
 	@echo 'make mutate-isa      does each row of the instruction lists have a test?'
 	@echo 'make lint, format    clang-format, ruff, mypy, hadolint'
 	@echo 'make clean           remove what was built; distclean: and $(VENV)'
@@ -83,6 +84,9 @@ bench-overhead: build
 
 bench-accuracy: build
 	@$(PY) benchmarks/accuracy.py
+
+mutate: build
+	@$(PY) scripts/mutate.py --json build/mutation.json
 
 mutate-isa: build
 	@$(PY) scripts/mutate_isa.py --json build/mutation_isa.json

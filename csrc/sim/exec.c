@@ -483,12 +483,41 @@ static bool run_waves(sim_group *g)
     }
 }
 
-bool sim_group_run(sim_group *group, const sim_dispatch *dispatch,
-                   const uint32_t id[3], sim_stats *stats, sim_fault *fault)
+uint64_t sim_groups_to_run(const sim_dispatch *dispatch)
 {
-    uint32_t size[3];
+    uint64_t all = (uint64_t)dispatch->groups[0] * dispatch->groups[1] *
+                   dispatch->groups[2];
+
+    return dispatch->sample != 0 && dispatch->sample < all ? dispatch->sample
+                                                           : all;
+}
+
+/* The ids of the workgroup that runs as number `order`. A sample takes one of
+ * each stretch of the grid, not always the first: a grid's sides are often
+ * even, and equal steps would meet the same tile of every head. */
+static void find_group(const sim_dispatch *dispatch, uint64_t order,
+                       uint32_t id[3])
+{
+    const uint32_t *groups = dispatch->groups;
+    uint64_t all = (uint64_t)groups[0] * groups[1] * groups[2];
+    uint64_t run = sim_groups_to_run(dispatch);
+    uint64_t stretch = all / run;
+    uint64_t index = order * stretch + order * (all % run) / run +
+                     (order * UINT64_C(0x9e3779b97f4a7c15) >> 33) % stretch;
+
+    id[0] = (uint32_t)(index % groups[0]);
+    id[1] = (uint32_t)(index / groups[0] % groups[1]);
+    id[2] = (uint32_t)(index / groups[0] / groups[1]);
+}
+
+bool sim_group_run(sim_group *group, const sim_dispatch *dispatch,
+                   uint64_t order, sim_stats *stats, sim_fault *fault)
+{
+    uint32_t size[3], id[3];
 
     memset(fault, 0, sizeof *fault);
+    find_group(dispatch, order, id);
+    group->order = order;
     for (int i = 0; i < 3; i++) {
         uint64_t first = (uint64_t)id[i] * dispatch->block[i];
         uint64_t left = dispatch->grid[i] > first ? dispatch->grid[i] - first

@@ -50,6 +50,7 @@ struct sim_group {
     uint32_t wave_count; /* waves of a full workgroup */
     uint32_t active;     /* waves of the running workgroup */
     uint32_t id[3];
+    uint64_t order; /* among the workgroups that run */
     lane *registers;
     uint8_t *lds;
     uint32_t lds_bytes;

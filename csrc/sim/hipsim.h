@@ -82,6 +82,8 @@ HIPSIM_API const char *hipsimLastReport(void);
 
 /* "check" (0..2), "threads" (0 = all cores), "cpu" (0 portable code,
  * 1 best for this host), "budget" (wave instructions per workgroup, 0 none),
+ * "sample" (run only so many workgroups of a launch, spread over the grid: results are
+ * incomplete, counters and bounds of a profile scale to the whole; 0 all),
  * "seed" (order of the waves, 0 in turn), "dot2" and "ulp" (what is not
  * documented about v_dot2_f32_f16 and the estimates), "profile" (0..1),
  * "profile_groups" (how many workgroups of a profiled launch are traced),

@@ -224,13 +224,8 @@ static void *run_groups(void *argument)
         if (index >= run->total || index >= atomic_load(&run->stop)) {
             break;
         }
-        const uint32_t id[3] = {
-            (uint32_t)(index % dispatch->groups[0]),
-            (uint32_t)(index / dispatch->groups[0] % dispatch->groups[1]),
-            (uint32_t)(index / dispatch->groups[0] / dispatch->groups[1]),
-        };
         sim_fault fault = {0};
-        if (sim_group_run(group, dispatch, id, &stats, &fault)) {
+        if (sim_group_run(group, dispatch, index, &stats, &fault)) {
             done++;
             continue;
         }
@@ -298,8 +293,7 @@ static hipError_t run_grid(const sim_dispatch *dispatch, sim_stats *stats)
 {
     grid_run run = {
         .dispatch = dispatch,
-        .total = (uint64_t)dispatch->groups[0] * dispatch->groups[1] *
-                 dispatch->groups[2],
+        .total = sim_groups_to_run(dispatch),
         .stop = UINT64_MAX,
         .lock = PTHREAD_MUTEX_INITIALIZER,
     };
@@ -375,6 +369,7 @@ hipError_t sim_launch_run(const sim_launch *launch, sim_region_list *memory,
         .check = (int)sim_option_get(SIM_OPTION_CHECK),
         .cpu = (int)sim_option_get(SIM_OPTION_CPU),
         .budget = (uint64_t)sim_option_get(SIM_OPTION_BUDGET),
+        .sample = (uint64_t)sim_option_get(SIM_OPTION_SAMPLE),
         .seed = (uint64_t)sim_option_get(SIM_OPTION_SEED),
         .skip = sim_option_get(SIM_OPTION_SKIP),
         .probe = sim_option_get(SIM_OPTION_PROBE),

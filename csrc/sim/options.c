@@ -48,6 +48,8 @@ static const option_row rows[SIM_OPTIONS] = {
     [SIM_OPTION_CPU] = {"cpu", "HIPSIM_CPU", 1, 0, 1, NULL, NULL},
     [SIM_OPTION_BUDGET] = {"budget", "HIPSIM_BUDGET", 0, 0, INT64_MAX, NULL,
                            NULL},
+    [SIM_OPTION_SAMPLE] = {"sample", "HIPSIM_SAMPLE", 0, 0, INT64_MAX, NULL,
+                           NULL},
     [SIM_OPTION_SEED] = {"seed", "HIPSIM_SEED", 0, 0, INT64_MAX, NULL, NULL},
     [SIM_OPTION_DOT2] = {"dot2", "HIPSIM_DOT2", 0, 0, 15, dot2_words,
                          "lohi, hilo or fused, then keep32, flush16"},

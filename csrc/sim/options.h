@@ -11,6 +11,7 @@ typedef enum sim_option {
     SIM_OPTION_THREADS, /* per launch, 0 = all cores */
     SIM_OPTION_CPU,     /* 0 portable code, 1 best for this host */
     SIM_OPTION_BUDGET,  /* wave instructions per workgroup, 0 = none */
+    SIM_OPTION_SAMPLE,  /* workgroups to run of a launch, 0 = all */
     SIM_OPTION_SEED,    /* order of the waves: 0 in turn, else random */
     SIM_OPTION_DOT2,    /* SIM_DOT2_* */
     SIM_OPTION_ULP,     /* 1: estimates are off by up to one ulp */

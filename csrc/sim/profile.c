@@ -49,7 +49,7 @@ profile_launch *profile_begin(const sim_dispatch *dispatch, uint64_t sampled)
     if (sampled > 0) {
         /* An odd stride does not keep meeting the same place of a grid whose
          * sides are even. */
-        uint64_t groups = launch->occupancy.groups;
+        uint64_t groups = sim_groups_to_run(dispatch);
         uint64_t traced = sampled < groups ? sampled : groups;
         launch->stride = ((groups + sampled - 1) / sampled) | 1;
         launch->limit =
@@ -253,10 +253,7 @@ void profile_free(sim_group *group)
 void profile_start(sim_group *group)
 {
     sim_profile *p = group->profile;
-    const uint32_t *groups = group->dispatch->groups;
-    uint64_t index =
-        ((uint64_t)group->id[2] * groups[1] + group->id[1]) * groups[0] +
-        group->id[0];
+    uint64_t index = group->order;
     uint64_t stride = p->launch->stride;
 
     for (uint32_t i = 0; i < group->active; i++) {

@@ -122,6 +122,7 @@ typedef struct sim_dispatch {
     int check;                             /* 0 to 2 */
     uint64_t budget; /* wave instructions per workgroup, 0 = none */
     int cpu;         /* 0 portable code, 1 best for this host */
+    uint64_t sample; /* workgroups to run, spread over the grid; 0: all */
     uint64_t seed;   /* 0: waves take turns; else the order is random */
     int64_t skip;  /* instruction to leave out, bytes from the entry, -1 none */
     int64_t probe; /* s_waitcnt that must find nothing to wait for, -1 none */
@@ -147,9 +148,12 @@ typedef struct sim_group sim_group;
 sim_group *sim_group_create(const sim_dispatch *dispatch); /* NULL: memory */
 void sim_group_free(sim_group *group);                     /* accepts NULL */
 
-/* Runs workgroup (x, y, z) to its end and adds to *stats. False on a fault,
- * which is then described in *fault. */
+/* How many workgroups of the grid run. */
+uint64_t sim_groups_to_run(const sim_dispatch *dispatch);
+
+/* Runs workgroup number `order` of these to its end and adds to *stats. False
+ * on a fault, which is then described in *fault. */
 bool sim_group_run(sim_group *group, const sim_dispatch *dispatch,
-                   const uint32_t id[3], sim_stats *stats, sim_fault *fault);
+                   uint64_t order, sim_stats *stats, sim_fault *fault);
 
 #endif

@@ -45,7 +45,7 @@ DEVICE inline void barrier()
 }
 """
 OPTIONS = (
-    *("check", "threads", "cpu", "budget", "seed"),
+    *("check", "threads", "cpu", "budget", "sample", "seed"),
     *("dot2", "ulp", "profile", "profile_groups", "skip", "probe"),
 )
 

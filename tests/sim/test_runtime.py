@@ -708,3 +708,60 @@ GLOBAL void kernel(int *out)
             module.kernel("kernel").launch((1, 1, 1), (256, 1, 1), [hipsim.Buffer(out)])
             results.add(bytes(out))
     assert len(results) > 1
+
+
+# ---- a sample of the workgroups --------------------------------------------
+
+
+@pytest.mark.parametrize("sample", [1, 3, 16, 31, 32, 100])
+def test_a_sample_runs_so_many_workgroups_spread_over_the_grid(
+    compile_hip, option, sample
+):
+    source = """
+GLOBAL void kernel(int *out)
+{
+    int g = (__builtin_amdgcn_workgroup_id_z() * 2 + __builtin_amdgcn_workgroup_id_y())
+            * 8 + group();
+    out[g] = g + 1;
+}
+"""
+    option("sample", sample)
+    out = bytearray(4 * 32)
+    with hipsim.Module(compile_hip(source)) as module:
+        stats = module.kernel("kernel").launch(
+            (8, 2, 2), (1, 1, 1), [hipsim.Buffer(out)]
+        )
+    ran = [i for i, g in enumerate(memoryview(out).cast("i")) if g == i + 1]
+    assert stats.workgroups == len(ran) == min(sample, 32)
+    assert (
+        max((b - a for a, b in zip([-1, *ran], [*ran, 32])), default=0)
+        <= 2 * (32 // min(sample, 32)) + 1
+    )
+    if 8 <= sample <= 16:
+        assert len({g % 8 for g in ran}) > 2
+
+
+def test_bounds_of_a_sample_are_those_of_the_whole(compile_hip, option):
+    source = """
+GLOBAL void kernel(float *out)
+{
+    float x = lane();
+    for (int i = 0; i < 100; i++) { x = x * 1.5f + 0.25f; }
+    out[index()] = x;
+}
+"""
+    bounds = []
+    out = bytearray(4 * 64 * 2048)
+    option("profile", 1)
+    with hipsim.Module(compile_hip(source)) as module:
+        for sample in (0, 64):
+            option("sample", sample)
+            hipsim.take_profile()
+            module.kernel("kernel").launch(
+                (2048, 1, 1), (64, 1, 1), [hipsim.Buffer(out)]
+            )
+            (launch,) = hipsim.take_profile()["launches"]
+            assert launch["groups_executed"] == (sample or 2048)
+            assert launch["groups_total"] == 2048
+            bounds.append({b["unit"]: b["cycles"] for b in launch["bounds"]})
+    assert bounds[1]["VALU"] == pytest.approx(bounds[0]["VALU"], rel=0.03)
