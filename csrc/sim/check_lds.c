@@ -321,8 +321,12 @@ static void load_undefined(wave *w, const isa_row *row,
 
     if (access->kind == (SIM_READ | SIM_WRITE)) {
         reg = row->dst;
-        if (info->format == F_DS ? (info->flags & ISA_RETURN) == 0
-                                 : row->glc == 0) {
+        if (info->access == M_APPEND || info->access == M_CONSUME) {
+            lanes = exec_mask(w); /* one accesses, all get the value */
+        } else if (info->access == M_XCHG2 || info->access == M_XCHG2ST64) {
+            reg += access->reg == row->data ? 0 : n; /* the second of two */
+        } else if (info->format == F_DS ? (info->flags & ISA_RETURN) == 0
+                                        : row->glc == 0) {
             return;
         }
     }
