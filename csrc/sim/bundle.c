@@ -33,7 +33,7 @@ static uint64_t read_u64(const uint8_t *at)
 }
 
 /* How well a bundle entry fits: 0 not at all, higher is better. Any gfx906 code
- * runs; best is what names the device's features, then what is built for either
+ * runs, and after it what is for every gfx9 card; best is what names the device's features, then what is built for either
  * setting, then what names the opposite. */
 static int score_triple(const char *triple, bool runnable)
 {
@@ -41,6 +41,10 @@ static int score_triple(const char *triple, bool runnable)
 
     if (strstr(triple, "amdgcn") == NULL || arch == NULL) {
         return 0;
+    }
+    if (strcmp(arch, "gfx9-generic") == 0 ||
+        strncmp(arch, "gfx9-generic:", 13) == 0) {
+        return 2;
     }
     if (strncmp(arch, "gfx906", 6) != 0 ||
         (arch[6] != '\0' && arch[6] != ':')) {

@@ -203,7 +203,7 @@ static hipError_t disassemble(const void *image, size_t bytes,
     }
     const sim_kernel *only =
         kernel != NULL ? sim_object_find(object, kernel) : NULL;
-    if ((object->flags & 0xff) != SIM_ARCH_GFX906) {
+    if (!sim_arch_runs(object->flags)) {
         status = sim_fail(hipErrorNoBinaryForGpu,
                           "disassembly: built for %s, expected gfx906",
                           sim_arch_name(object->flags));

@@ -128,10 +128,10 @@ static hipError_t check_header(const file_view *file, bool runnable,
     }
     /* XNACK and SRAMECC may be set either way: no load is ever replayed here,
      * and 16-bit loads keep the other half, as code for SRAMECC off expects. */
-    if ((header->e_flags & 0xff) != SIM_ARCH_GFX906) {
+    if (!sim_arch_runs(header->e_flags)) {
         return sim_fail(hipErrorNoBinaryForGpu,
                         "code object: built for %s (machine 0x%x), expected "
-                        "gfx906 (machine 0x2f)",
+                        "gfx906 (machine 0x2f) or gfx9-generic",
                         sim_arch_name(header->e_flags), header->e_flags & 0xff);
     }
     return hipSuccess;

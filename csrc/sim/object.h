@@ -18,7 +18,15 @@ enum {
     SIM_MAX_SEGMENTS = 64
 };
 
-enum { SIM_ARCH_GFX906 = 0x2f }; /* EF_AMDGPU_MACH, low byte of e_flags */
+/* EF_AMDGPU_MACH, low byte of e_flags: gfx906, and what runs on every gfx9
+ * graphics card. */
+enum { SIM_ARCH_GFX906 = 0x2f, SIM_ARCH_GFX9_GENERIC = 0x51 };
+
+static inline bool sim_arch_runs(uint32_t flags)
+{
+    return (flags & 0xff) == SIM_ARCH_GFX906 ||
+           (flags & 0xff) == SIM_ARCH_GFX9_GENERIC;
+}
 
 typedef struct sim_arg {
     char *name;            /* "" if the compiler wrote none */

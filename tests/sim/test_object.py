@@ -186,6 +186,22 @@ def test_other_architectures_are_refused_by_name(compile_hip, arch, named):
     assert named in error.report and "gfx906" in error.report
 
 
+def test_code_for_every_gfx9_card_runs(compile_hip):
+    image = compile_hip(SOURCE, abi=6, arch="gfx9-generic")
+    out = bytearray(struct.pack("4f", 1, 2, 3, 4))
+    source = bytearray(struct.pack("4f", 5, 6, 7, 8))
+    with hipsim.Module(image) as module:
+        module.kernel("axpy").launch(
+            (1, 1, 1),
+            (64, 1, 1),
+            [
+                *(hipsim.Buffer(out, "rw"), hipsim.Buffer(source, "r")),
+                *(struct.pack("f", 2), struct.pack("i", 4)),
+            ],
+        )
+    assert struct.unpack("4f", out) == (11, 14, 17, 20)
+
+
 @pytest.mark.parametrize("features", ["", ":sramecc-", ":xnack+", ":sramecc-:xnack+"])
 def test_gfx906_runs_whatever_features_it_was_built_for(compile_hip, features):
     image = compile_hip(SOURCE, arch="gfx906" + features)
