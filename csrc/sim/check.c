@@ -19,9 +19,10 @@ uint64_t check_offset(const wave *w, size_t pc)
     return dispatch->code->address + 4 * (uint64_t)pc - dispatch->entry;
 }
 
-/* The wave's last instructions, the one in execution included. */
-static void add_trail(const wave *w, sim_fault *fault)
+/* The one in execution is the last. */
+void check_trail(const wave *w)
 {
+    sim_fault *fault = w->group->fault;
     const check_wave *c = check_of(w);
     const sim_code *code = w->group->dispatch->code;
     size_t used = strlen(fault->notes);
@@ -41,20 +42,14 @@ static void add_trail(const wave *w, sim_fault *fault)
     }
 }
 
-static bool report(wave *w, sim_fault_kind kind, unsigned lane_index,
+static void report(wave *w, sim_fault_kind kind, unsigned lane_index,
                    uint64_t address, uint32_t bytes, const char *format,
                    va_list args)
 {
-    sim_fault *fault = w->group->fault;
-    char detail[sizeof fault->detail];
-    bool first = fault->kind == SIM_FAULT_NONE;
+    char detail[sizeof w->group->fault->detail];
 
     (void)vsnprintf(detail, sizeof detail, format, args);
     exec_fault_at(w, kind, lane_index, address, bytes, detail);
-    if (first) {
-        add_trail(w, fault);
-    }
-    return false;
 }
 
 bool check_report(wave *w, sim_fault_kind kind, const char *format, ...)
@@ -62,7 +57,7 @@ bool check_report(wave *w, sim_fault_kind kind, const char *format, ...)
     va_list args;
 
     va_start(args, format);
-    (void)report(w, kind, 0, 0, 0, format, args);
+    report(w, kind, 0, 0, 0, format, args);
     va_end(args);
     return false;
 }
@@ -73,7 +68,7 @@ bool check_report_at(wave *w, sim_fault_kind kind, unsigned lane_index,
     va_list args;
 
     va_start(args, format);
-    (void)report(w, kind, lane_index, address, bytes, format, args);
+    report(w, kind, lane_index, address, bytes, format, args);
     va_end(args);
     return false;
 }

@@ -114,6 +114,7 @@ bool check_create(sim_group *g); /* false: out of memory */
 void check_free(sim_group *g);
 void check_start(sim_group *g);
 bool check_barrier(sim_group *g);
+void check_trail(const wave *w); /* adds the wave's last instructions */
 bool check_issue(wave *w, const isa_row *row);
 bool check_access(wave *w, const isa_row *row, const watch_access *access);
 bool check_scalar(wave *w, const isa_row *row, uint64_t address, uint32_t bytes,

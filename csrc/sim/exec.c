@@ -76,6 +76,9 @@ void exec_fault_at(wave *w, sim_fault_kind kind, unsigned lane_index,
                          sizeof fault->instruction);
     }
     (void)snprintf(fault->detail, sizeof fault->detail, "%s", detail);
+    if (g->watched) {
+        watch_fault(w);
+    }
 }
 
 void exec_fault(wave *w, sim_fault_kind kind, const char *detail)

@@ -45,6 +45,13 @@ bool watch_barrier(sim_group *group)
     return group->check == NULL || check_barrier(group);
 }
 
+void watch_fault(const wave *w)
+{
+    if (w->group->check != NULL) {
+        check_trail(w);
+    }
+}
+
 bool watch_issue(wave *w, const isa_row *row)
 {
     if (w->group->check != NULL && !check_issue(w, row)) {

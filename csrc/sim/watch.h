@@ -40,6 +40,9 @@ void watch_end(sim_group *group, bool complete);
  * has recorded a fault instead. */
 bool watch_barrier(sim_group *group);
 
+/* A fault of this wave has been recorded and may be given notes. */
+void watch_fault(const struct wave *w);
+
 /* Each returns false if a check has stopped the wave. */
 bool watch_issue(struct wave *w, const isa_row *row);
 bool watch_access_lanes(struct wave *w, const isa_row *row,

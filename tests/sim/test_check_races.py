@@ -268,5 +268,15 @@ def test_the_gap_of_one_view_may_be_the_element_of_another():
     assert "tensor's elements" in findings(body, buffers=[Half(0), Half(0)])
 
 
+def test_any_fault_shows_the_last_instructions():
+    body = "v_mov_b32 v3, 0x20000\nds_read_b32 v4, v3"
+    first, *trail = findings(body, lds=4096).splitlines()
+    assert "LDS access out of range" in first
+    assert [line.split(": ")[1] for line in trail[-2:]] == [
+        "v_mov_b32_e32 v3, 0x20000",
+        "ds_read_b32 v4, v3",
+    ]
+
+
 def test_begin_is_clean():
     assert BEGIN and findings("") == ""
