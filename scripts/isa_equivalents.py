@@ -74,6 +74,16 @@ REASONS: list[tuple[str, str, str]] = [
         "the index is A's low byte, and B is not an operand",
     ),
     (
+        r"s_movrel[sd]_b(32|64)",
+        r"A read with the other sign",
+        "the bits are moved as they are, or A is not used",
+    ),
+    (
+        r"v_cvt_pk_u8_f32|v_trig_preop_f64",
+        r"B is u16, not u32",
+        "B's lower five bits count",
+    ),
+    (
         r"s_endpgm(_saved)?|s_sethalt",
         r"SCC changes too",
         "no instruction of the wave follows",
@@ -194,6 +204,7 @@ TYPES = {
 PRELUDE = """
 #include "exec_estimates.h"
 #include "exec_integer.h"
+#include "exec_media.h"
 typedef struct wave {
     uint32_t s[144], scc, mode;
 } wave;

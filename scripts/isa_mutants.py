@@ -45,6 +45,8 @@ WORDS = {
     "clamp_i64": ["(int32_t)"], "count_bits": ["first_bit"],
     "leading_zeros": [], "fma_half": ["fma_float"], "mul_legacy": ["add_uniform"],
     "fract_half": ["fract_float"], "fract_float": ["floor_float"],
+    "cube_s": ["cube_t"], "cube_t": ["cube_s"], "cube_face": ["cube_major"],
+    "cube_major": ["cube_s"], "clamp_unit": [""],
     "div_fmas_float": ["fma_float"], "div_fmas_double": ["fma"],
 }  # fmt: skip
 CASTS = {"uint64_t": "uint32_t", "int64_t": "int32_t", "int8_t": "uint8_t",
@@ -73,6 +75,8 @@ KINDS = {
     "M_READ2ST64": ["M_READ2"], "M_WRITE2": ["M_WRITE2ST64"],
     "M_WRITE2ST64": ["M_WRITE2"], "M_SWIZZLE": ["M_BPERMUTE"],
     "M_PERMUTE": ["M_BPERMUTE"], "M_BPERMUTE": ["M_PERMUTE"],
+    "M_XCHG2": ["M_XCHG2ST64", "M_READ2"], "M_XCHG2ST64": ["M_XCHG2"],
+    "M_APPEND": ["M_CONSUME"], "M_CONSUME": ["M_APPEND"],
     "M_CACHE": ["M_TIME"], "M_TIME": ["M_CACHE"], "M_NOP": ["M_PERMUTE"],
 }  # fmt: skip
 FLAGS = {"_CO": ("carry", "ISA_CARRY"), "_SEL": ("op_sel", "ISA_SELECT")}
@@ -168,6 +172,8 @@ def statements(row: Row) -> Iterator[tuple[str, str]]:
         yield "result off", f"{text}; {change}"
     elif row.list == "sopp":
         yield from control_statements(row)
+    if "jump(w, A)" in text:
+        yield "target off", text.replace("jump(w, A)", "jump(w, A + 4)")
     if "; SCC = " in text:
         yield "SCC left alone", text[: text.rindex("; SCC = ")]
 

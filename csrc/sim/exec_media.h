@@ -98,8 +98,13 @@ static inline double trig_preop(double x, uint32_t segment)
     }
     uint64_t top = two_over_pi[word] << bit;
     top |= bit == 0 ? 0 : two_over_pi[word + 1] >> (64 - bit);
+    top >>= 11;
     int scale = -53 - (int)shift + (exponent >= 1968 ? 128 : 0);
-    return scalbn((double)(top >> 11), scale);
+    if (scale < -1074) { /* cut, whatever MODE says */
+        top = scale > -1074 - 64 ? top >> (-1074 - scale) : 0;
+        scale = -1074;
+    }
+    return scalbn((double)top, scale);
 }
 
 #endif

@@ -385,7 +385,7 @@ def lane_cases(name: str) -> list[tuple[Case, v.Outcome]]:
     rng = random.Random(name)
     form = usual("v_mov_b32")
     found = []
-    masks = (1 << 40 | 1 << 50, 0, v.ALL, rng.getrandbits(64))
+    masks = (1 << 40 | 1 << 50, 0, v.ALL, v.ALL, rng.getrandbits(64))
     move = "\n    v_mov_b32 v15, v8"
     for mask in masks:
         rows = make_rows(form.op, rng)

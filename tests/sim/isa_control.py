@@ -119,9 +119,12 @@ def mode_cases(name: str) -> list[Case]:
 NO_EFFECT = {
     "s_nop": "3", "s_waitcnt": "0", "s_sleep": "1", "s_setprio": "2",
     "s_sendmsg": "sendmsg(MSG_INTERRUPT)", "s_icache_inv": "", "s_incperflevel": "1",
-    "s_decperflevel": "1", "s_ttracedata": "", "s_trap": "3",
+    "s_decperflevel": "1", "s_ttracedata": "", "s_trap": "3", "s_sethalt": "0",
 }  # fmt: skip
-FAULTS = {"s_sethalt": ("s_sethalt 1", "not simulated"), "s_trap": ("s_trap 2", "trap")}
+FAULTS = {
+    "s_sethalt": ("s_sethalt 1", "s_sethalt 1 is not"),
+    "s_trap": ("s_trap 2", "trap"),
+}
 ENDS = {"s_endpgm": "s_endpgm", "s_endpgm_saved": "s_endpgm_saved"}
 
 

@@ -420,11 +420,22 @@ def vmem_cases(unit: str, name: str) -> list[Case]:
     op = {"load": MOVES, "store": STORES, "atomic": ATOMICS}[verb][rest]  # type: ignore
     size = op.bytes if isinstance(op, Move) else op.bits // 8
     for place in places(unit, size):
-        if isinstance(op, Atomic) and place.space == "private":
-            continue
         for returns in (True, False) if isinstance(op, Atomic) else (False,):
             cases.append(vmem_case(unit, name, op, size, place, returns, rng))
+    if unit == "buffer" and isinstance(op, Move) and op.part == "all":
+        cases += direct_cases(name, op)
     return cases
+
+
+def direct_cases(name: str, op: Move) -> list[Case]:
+    """buffer_load with the lds bit: to M0 + offset + 4 times the lane."""
+    if op.store or op.bytes > 4:
+        return []
+    text = (f"{DESCRIBE.format(records=-1)}s_mov_b32 m0, 0x50100\n"
+            f"    buffer_{name} v6, s[24:27], 0 offen offset:4 lds\n"
+            "    v_lshlrev_b32 v18, 2, v0\n    s_waitcnt vmcnt(0)\n"
+            "    ds_read_b32 v32, v18 offset:260")  # fmt: skip
+    return [Case(text, lambda lane, i: move(op, lane, 4))]
 
 
 def vmem_case(

@@ -359,15 +359,27 @@ for T in ("i16", "u16"):
         ints(f"v_cvt_pknorm_{T}_{K}", f"u32 {K} {K}", "3",
              lambda a, b, t=T, k=K: pair(normalized(a, k, t), normalized(b, k, t)),
              "half" if K == "f16" else "")  # fmt: skip
-ints("v_cvt_pkrtz_f16_f32", "u32 f32 f32", "3",
-     lambda a, b: pair(*(n.convert(x, "f32", "f16", 3) for x in (a, b))))  # fmt: skip
+
+
+def toward_zero(e: Env, *x: int) -> int:
+    """Two halves, cut; clamp holds them within 0 and 1, a NaN gives 0."""
+
+    def clamp(bits: int) -> int:
+        number = n.to_float(bits, "f32")
+        return 0 if not number > 0 else min(bits, n.ONE["f32"])
+
+    values = [clamp(v) if e.clamp else v for v in x]
+    return pair(*(n.convert(v, "f32", "f16", 3) for v in values))
+
+
+op("v_cvt_pkrtz_f16_f32", "u32 f32 f32", "3", toward_zero, "clamped")
 ints("v_cvt_pk_u16_u32", "u32 u32 u32", "3", lambda a, b: pair(*(
      min(x, 65535) for x in (a, b))))  # fmt: skip
 ints("v_cvt_pk_i16_i32", "u32 i32 i32", "3", lambda a, b: pair(*(
      saturate(x, -32768, 32767) for x in (a, b))))  # fmt: skip
 ints("v_sat_pk_u8_i16", "u16 u32", "1", lambda a: (
      saturate(sx(a, 16), 0, 255) | saturate(sx(a >> 16, 16), 0, 255) << 8))  # fmt: skip
-ints("v_pack_b32_f16", "u32 u16 u16", "3", pair, "half")
+ints("v_pack_b32_f16", "u32 u16 u16", "3", pair, "half signed")
 
 # ---- integers --------------------------------------------------------------
 

@@ -87,8 +87,8 @@ def trig_preop(e: Env, a: int, b: int) -> int:
     shift = (b & 31) * 53 + max(exponent - 1077, 0)
     part = (TABLE << shift >> 1148) & (1 << 53) - 1
     scale = -53 - shift + (128 if exponent >= 1968 else 0)
-    return n.round_fraction(Fraction(part) * Fraction(2) ** scale, "f64",
-                            e.round("f64"))  # fmt: skip
+    # Cut, whatever MODE says.
+    return n.round_fraction(Fraction(part) * Fraction(2) ** scale, "f64", 3)
 
 
 op("v_trig_preop_f64", "f64 f64 u32", "3", trig_preop)
@@ -178,6 +178,7 @@ def exchange_unit(name: str) -> Unit:
 
 
 def count_unit(name: str) -> Unit:
+    """The counter is the last dword of the LDS."""
     mask = 0xF00D_0000_8421_0F01
     step = mask.bit_count() * (1 if name == "ds_append" else -1)
     text = f"""v_mov_b32 v3, 40
@@ -190,7 +191,7 @@ def count_unit(name: str) -> Unit:
     {name} v17 offset:8
     ds_read_b32 v18, v3"""
     return lane_unit(
-        name, text, lambda i, v: [1000, 1000 + step, 1000 + 2 * step, 0], mask, lds=64
+        name, text, lambda i, v: [1000, 1000 + step, 1000 + 2 * step, 0], mask, lds=44
     )
 
 
