@@ -55,7 +55,9 @@ def compile_flags() -> list[str]:
     if os.environ.get("FA_DEBUG") == "1":
         flags += ["-O0", "-g", "-UNDEBUG"]
     else:
-        flags += ["-O3", "-g0", "-DNDEBUG"]
+        # Aligned functions: without, the simulator's speed depended by 15 % on what
+        # unrelated code lay before its hot loops.
+        flags += ["-O3", "-g0", "-DNDEBUG", "-falign-functions=64"]
     if os.environ.get("FA_WERROR") == "1":
         flags.append("-Werror")
     return flags + sanitizer_flags()
