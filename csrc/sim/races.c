@@ -44,15 +44,22 @@ void sim_races_free(sim_races *races)
     free(races);
 }
 
-/* Fills a slot that this thread has just taken, or waits for its owner. */
-static race_page *page_of(sim_races *races, unsigned slot, bool taken)
+/* The page of a slot whose number is set. Who comes first brings it, whichever
+ * thread took the slot, so that nobody waits and no access goes unmarked. */
+static race_page *page_of(sim_races *races, unsigned slot)
 {
-    if (taken) {
-        race_page *page = calloc(1, sizeof *page);
-        atomic_store(&races->page[slot], page);
+    race_page *page = atomic_load(&races->page[slot]);
+
+    if (page != NULL) {
         return page;
     }
-    return atomic_load(&races->page[slot]);
+    race_page *fresh = calloc(1, sizeof *fresh);
+    if (fresh != NULL &&
+        atomic_compare_exchange_strong(&races->page[slot], &page, fresh)) {
+        return fresh;
+    }
+    free(fresh);
+    return page;
 }
 
 race_page *sim_races_page(sim_races *races, uint64_t number)
@@ -62,10 +69,10 @@ race_page *sim_races_page(sim_races *races, uint64_t number)
 
     for (unsigned tries = 0; tries < 64; tries++) {
         uint64_t seen = 0;
-        bool taken = atomic_compare_exchange_strong(&races->number[slot], &seen,
-                                                    number + 1);
-        if (taken || seen == number + 1) {
-            return page_of(races, slot, taken);
+        if (atomic_compare_exchange_strong(&races->number[slot], &seen,
+                                           number + 1) ||
+            seen == number + 1) {
+            return page_of(races, slot);
         }
         slot = (slot + 1) % PAGES;
     }
