@@ -516,6 +516,9 @@ bool profile_schedule_run(const profile_launch *launch,
     free(c.cost);
     free(c.waves);
     free(c.alive);
+    if (!good) {
+        profile_schedule_free(schedule);
+    }
     return good;
 }
 
@@ -524,4 +527,5 @@ void profile_schedule_free(profile_schedule *schedule)
     free(schedule->stall);
     free(schedule->executed);
     free(schedule->span);
+    memset(schedule, 0, sizeof *schedule);
 }

@@ -313,7 +313,7 @@ typedef struct profile_schedule {
     uint64_t spans_until; /* the timeline is complete up to this clock */
 } profile_schedule;
 
-/* False: out of memory. */
+/* False: out of memory; the schedule is then empty. */
 bool profile_schedule_run(const profile_launch *launch,
                           profile_schedule *schedule);
 void profile_schedule_free(profile_schedule *schedule);
