@@ -17,7 +17,6 @@ static uint64_t all_bits(unsigned type)
     case T_f16:
     case T_u16:
     case T_i16:
-        return 0xffff;
     case T_hi16:
         return 0xffff;
     default:
@@ -67,7 +66,6 @@ static uint64_t permuted(uint64_t a, uint64_t b, uint32_t select)
     return result;
 }
 
-/* Undefined bits of the result of one lane, or of a scalar instruction. */
 uint64_t check_result_bits(unsigned op, partial a, partial b, partial c)
 {
     const isa_info *info = &isa_ops[op];

@@ -20,7 +20,8 @@ static inline partial check_inverse(partial a)
 uint64_t check_and_bits(partial a, partial b);
 uint64_t check_or_bits(partial a, partial b);
 
-/* Undefined bits of the result of `op` for one lane, or of a scalar one. */
+/* Undefined bits of the result of `op` for one lane, or of a scalar one; of
+ * four registers, those that each of them has. */
 uint64_t check_result_bits(unsigned op, partial a, partial b, partial c);
 
 #endif

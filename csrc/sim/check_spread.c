@@ -57,12 +57,12 @@ static partial lane_operand(const wave *w, const isa_row *row, unsigned i,
             l = (unsigned)from;
         }
         check_wave *c = check_of(w);
-        p.value = w->v[(size_t)reg * SIM_LANES + l].u;
-        p.bad = check_vector(c, reg)[l];
-        if (isa_registers(type) == 2) {
-            p.value |= (uint64_t)w->v[((size_t)reg + 1) * SIM_LANES + l].u
-                       << 32;
-            p.bad |= (uint64_t)check_vector(c, reg + 1)[l] << 32;
+        /* Four registers: their bits are only asked for any at all. */
+        for (unsigned k = 0; k < isa_registers(type); k++) {
+            unsigned shift = 32 * (k & 1);
+            p.value |= (uint64_t)w->v[((size_t)reg + k) * SIM_LANES + l].u
+                       << shift;
+            p.bad |= (uint64_t)check_vector(c, reg + k)[l] << shift;
         }
     } else {
         p = scalar_operand(w, row, code, type);
@@ -200,11 +200,12 @@ static void write_vector(wave *w, const isa_row *row, bool clean)
     uint64_t write = written_lanes(w, row), carry = 0;
     uint64_t result[SIM_LANES] = {0};
     uint32_t field;
-    bool keep;
+    bool keep, marked = false;
 
-    if (clean && !check_any(c, row->dst) &&
-        (n == 1 || !check_any(c, row->dst + 1u)) &&
-        (info->flags & ISA_CARRY) == 0) {
+    for (unsigned k = 0; k < n; k++) {
+        marked = marked || check_any(c, row->dst + k);
+    }
+    if (clean && !marked && (info->flags & ISA_CARRY) == 0) {
         return;
     }
     placement(row, &shift, &field, &keep);
@@ -227,7 +228,7 @@ static void write_vector(wave *w, const isa_row *row, bool clean)
         uint32_t *to = check_vector(c, row->dst + k);
         for (unsigned l = 0; l < SIM_LANES; l++) {
             if ((write >> l & 1) != 0) {
-                uint32_t bad = (uint32_t)(result[l] >> 32 * k) & field;
+                uint32_t bad = (uint32_t)(result[l] >> 32 * (k & 1)) & field;
                 to[l] = (keep ? to[l] & ~(field << shift) : 0) | bad << shift;
             }
         }
