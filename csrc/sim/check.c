@@ -216,6 +216,24 @@ bool check_issue(wave *w, const isa_row *row)
            check_undefined(w, row, facts);
 }
 
+bool check_silent(const wave *w, const isa_row *row, const watch_access *access,
+                  unsigned lane_index, const void *memory)
+{
+    const isa_info *info = &isa_ops[row->op];
+    uint32_t word[4] = {0};
+
+    if (access->kind != SIM_WRITE || row->lds) {
+        return false;
+    }
+    for (unsigned k = 0; k < (access->bytes + 3) / 4; k++) {
+        word[k] = w->v[(size_t)(access->reg + k) * SIM_LANES + lane_index].u;
+    }
+    if (info->access == M_STORE_8_HI || info->access == M_STORE_16_HI) {
+        word[0] >>= 16;
+    }
+    return memcmp(word, memory, access->bytes) == 0;
+}
+
 bool check_access(wave *w, const isa_row *row, const watch_access *access)
 {
     /* Scratch is exempt: whole waves spill and reload registers. */

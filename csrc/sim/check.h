@@ -144,7 +144,12 @@ bool check_report_at(wave *w, sim_fault_kind kind, unsigned lane_index,
                      uint64_t address, uint32_t bytes, const char *format, ...)
     __attribute__((format(printf, 6, 7)));
 
-/* Undefined bits of VGPR `reg`, and the note that some have changed. */
+/* True for a store that leaves the lane's bytes at `memory` as they are: no
+ * other wave can tell whether it has happened. */
+bool check_silent(const wave *w, const isa_row *row, const watch_access *access,
+                  unsigned lane_index, const void *memory);
+
+/* Undefined bits of VGPR `reg`, lane by lane. */
 static inline uint32_t *check_vector(check_wave *c, unsigned reg)
 {
     return c->vector + (size_t)reg * SIM_LANES;

@@ -60,23 +60,6 @@ static race_page *page_at(sim_group *g, uint64_t address, unsigned way)
     return check->page[way];
 }
 
-/* True if the store leaves this lane's bytes as they are. */
-static bool is_silent(const wave *w, const isa_row *row,
-                      const watch_access *access, unsigned l)
-{
-    const isa_info *info = &isa_ops[row->op];
-    uint32_t word[4] = {0};
-
-    for (unsigned k = 0; k < (access->bytes + 3) / 4; k++) {
-        word[k] = w->v[(size_t)(access->reg + k) * SIM_LANES + l].u;
-    }
-    if (info->access == M_STORE_8_HI || info->access == M_STORE_16_HI) {
-        word[0] >>= 16;
-    }
-    return memcmp(word, (const void *)(uintptr_t)access->at[l],
-                  access->bytes) == 0;
-}
-
 /* The code of a group that the access races with, or RACE_NOBODY. */
 static uint16_t mark(sim_group *g, uint64_t address, uint32_t bytes,
                      uint32_t kind, bool poll)
@@ -128,7 +111,7 @@ static bool lane_races(wave *w, const isa_row *row, const watch_access *access,
     }
     uint16_t other = mark(g, address, access->bytes, access->kind, poll);
     return other == RACE_NOBODY ||
-           (access->kind == SIM_WRITE && is_silent(w, row, access, l)) ||
+           check_silent(w, row, access, l, (const void *)(uintptr_t)address) ||
            report_race(w, l, address, access->bytes, other);
 }
 
@@ -140,8 +123,8 @@ static void loads_are_defined(wave *w, const isa_row *row)
     check_wave *c = check_of(w);
     uint64_t exec = exec_mask(w);
 
-    if (info->access == M_ATOMIC && row->glc == 0) {
-        return;
+    if ((info->access == M_ATOMIC && row->glc == 0) || row->lds) {
+        return; /* no register gets a result */
     }
     for (unsigned k = 0; k < (info->bytes + 3u) / 4u; k++) {
         unsigned reg = row->dst + k;

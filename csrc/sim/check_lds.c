@@ -191,22 +191,6 @@ static bool report_race(wave *w, unsigned l, uint32_t at, uint32_t bytes,
                            (unsigned long long)check_offset(w, found->pc));
 }
 
-/* True if the store leaves this lane's bytes as they are. */
-static bool is_silent(const wave *w, const isa_row *row,
-                      const watch_access *access, unsigned l)
-{
-    const isa_info *info = &isa_ops[row->op];
-    uint32_t word[4] = {0};
-
-    for (unsigned k = 0; k < (access->bytes + 3) / 4; k++) {
-        word[k] = w->v[(size_t)(access->reg + k) * SIM_LANES + l].u;
-    }
-    if (info->access == M_STORE_8_HI || info->access == M_STORE_16_HI) {
-        word[0] >>= 16;
-    }
-    return memcmp(word, w->group->lds + access->at[l], access->bytes) == 0;
-}
-
 static bool lds_races(wave *w, const isa_row *row, const watch_access *access,
                       uint64_t lanes)
 {
@@ -218,7 +202,7 @@ static bool lds_races(wave *w, const isa_row *row, const watch_access *access,
         uint32_t at = (uint32_t)access->at[l];
         if (mark_lane(check, w->index, at, access->bytes, access->kind,
                       check_pc(w), &found) &&
-            !(access->kind == SIM_WRITE && is_silent(w, row, access, l))) {
+            !check_silent(w, row, access, l, w->group->lds + at)) {
             return report_race(w, l, at, access->bytes, &found);
         }
     }
@@ -319,12 +303,15 @@ static void load_undefined(wave *w, const isa_row *row,
     check_wave *c = check_of(w);
     unsigned n = (access->bytes + 3) / 4, reg = access->reg;
 
+    if (row->lds) {
+        return; /* the result goes to the LDS, which is an access of its own */
+    }
     if (access->kind == (SIM_READ | SIM_WRITE)) {
         reg = row->dst;
         if (info->access == M_APPEND || info->access == M_CONSUME) {
             lanes = exec_mask(w); /* one accesses, all get the value */
         } else if (info->access == M_XCHG2 || info->access == M_XCHG2ST64) {
-            reg += access->reg == row->data ? 0 : n; /* the second of two */
+            n *= 2; /* both results: atomics meet defined bytes alone */
         } else if (info->format == F_DS ? (info->flags & ISA_RETURN) == 0
                                         : row->glc == 0) {
             return;
@@ -353,7 +340,8 @@ static void store_undefined(wave *w, const isa_row *row,
     unsigned n = (access->bytes + 3) / 4;
     bool clean = true;
 
-    for (unsigned k = 0; k < n; k++) {
+    /* What a load with the lds bit stores comes from memory. */
+    for (unsigned k = 0; k < n && !row->lds; k++) {
         clean = clean && !check_any(c, access->reg + k);
     }
     for (uint64_t left = lanes; left != 0; left &= left - 1) {

@@ -10,6 +10,13 @@ from check_tools import findings
 
 OUT = "global_store_dword v2, {}, s[10:11]\n"
 
+# The encoding has a field for a result register nevertheless, here v0.
+TO_LDS = (
+    "s_mov_b32 s12, s8\ns_mov_b32 s13, s9\ns_mov_b32 s14, 256\n"
+    "s_mov_b32 s15, 0x20000\ns_mov_b32 m0, 0\nv_mov_b32 v0, v9\n"
+    "buffer_load_dword v2, s[12:15], 0 offen lds\ns_waitcnt vmcnt(0)\n"
+)
+
 REPORTED = {
     "stored VGPR": OUT.format("v9"),
     "VGPR in a global address": "global_load_dword v3, v9, s[8:9]",
@@ -46,6 +53,10 @@ REPORTED = {
     "v_bfe_i32 v5, v4, 0, 8\n" + OUT.format("v5"),
     "half selected by condition": "v_mov_b32 v3, 0\nv_cmp_lt_u32 vcc, 7, v0\n"
     "v_cndmask_b32 v4, v9, v3, vcc\n" + OUT.format("v4"),
+    "a register beside a load to LDS": TO_LDS + OUT.format("v0"),
+    "last of four registers": "v_mov_b32 v7, 0\nv_mov_b32 v6, 0\nv_mov_b32 v3, 0\n"
+    "v_mov_b32 v4, 0\nv_mov_b32 v5, 0\nv_mov_b32 v12, 0\n"
+    "v_mqsad_u32_u8 v[20:23], v[4:5], v12, v[6:9]\n" + OUT.format("v20"),
     "lanes that another EXEC left out": "s_mov_b64 exec, 0xff\nv_mov_b32 v3, 0\n"
     "s_mov_b64 exec, -1\n" + OUT.format("v3"),
 }  # fmt: skip
@@ -89,6 +100,16 @@ CLEAN = {
     "v_pack_b32_f16 v5, v3, v4\n" + OUT.format("v5"),
     "lane exchange within": "ds_bpermute_b32 v3, v2, v0\ns_waitcnt lgkmcnt(0)\n"
     + OUT.format("v3"),
+    "results in four registers, two of which were defined": "v_mov_b32 v4, 0\n"
+    "v_mov_b32 v5, 0\nv_mov_b32 v6, 0\nv_mov_b32 v7, 0\nv_mov_b32 v3, 0\n"
+    "v_mov_b32 v20, 0\nv_mov_b32 v21, 0\n"
+    "v_mqsad_u32_u8 v[20:23], v[4:5], v3, v[4:7]\n" + OUT.format("v23"),
+    "two exchanges of one register": "v_mov_b32 v4, 0\n"
+    "v_mov_b32 v5, 0\nds_write2_b32 v2, v4, v5 offset1:64\n"
+    "ds_wrxchg2_rtn_b32 v[6:7], v2, v4, v4 offset1:64\ns_waitcnt lgkmcnt(0)\n"
+    + OUT.format("v7"),
+    "loaded straight to LDS": TO_LDS + "ds_read_b32 v3, v2\n"
+    "s_waitcnt lgkmcnt(0)\n" + OUT.format("v3"),
     "buffer load beyond the end reads zero": "s_mov_b32 s12, s8\ns_mov_b32 s13, s9\n"
     "s_mov_b32 s14, 0\ns_mov_b32 s15, 0x20000\n"
     "buffer_load_dword v3, v2, s[12:15], 0 offen\n"
