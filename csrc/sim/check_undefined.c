@@ -1,10 +1,10 @@
 /* check_undefined.c: values that were never written, where they matter.
  *
  * Registers, LDS and scratch begin undefined. Copying and computing with
- * undefined bits is legal (compilers do both), so they only spread; see
- * check_meaning.c. Where an undefined bit decides what the program does or
- * leaves behind, it is a finding: in an address, in a branch or EXEC, in what
- * is stored to global memory or handed to an atomic.
+ * undefined bits is legal (compilers do both), so they only spread, as
+ * check_spread.c and check_bits.c say. Where an undefined bit decides what the
+ * program does or leaves behind, it is a finding: in an address, in a branch or
+ * EXEC, in what is stored to global memory or handed to an atomic.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "check.h"
