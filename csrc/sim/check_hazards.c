@@ -18,7 +18,7 @@ enum {
     LANE_AFTER_SCALAR = 4, /* VALU writes SGPR, lane select reads it */
     FMAS_AFTER_VCC = 4,    /* VALU writes VCC, v_div_fmas */
     VCCZ_AFTER_VALU = 5, /* VALU writes VCC or EXEC, VALU reads its zero bit */
-    M0_AFTER_SALU = 1,   /* SALU writes M0, s_sendmsg or GDS reads it */
+    M0_AFTER_SALU = 1,   /* SALU writes M0; see reads_m0 */
     HWREG_AFTER_SETREG = 2,
     DATA_AFTER_STORE = 1 /* store of over 64 bits, VALU overwrites the data */
 };
@@ -106,6 +106,22 @@ static uint32_t zero_bit_written(const check_wave *c, const isa_row *row)
     return then;
 }
 
+/* Instructions for which M0 must have settled. */
+static bool reads_m0(const isa_row *row)
+{
+    switch (row->op) {
+    case ISA_s_sendmsg:
+    case ISA_s_ttracedata:
+    case ISA_s_movrels_b32:
+    case ISA_s_movrels_b64:
+    case ISA_s_movreld_b32:
+    case ISA_s_movreld_b64:
+        return true;
+    default:
+        return row->lds || row->gds;
+    }
+}
+
 static bool check_special(wave *w, const isa_row *row, const check_row *facts)
 {
     const check_wave *c = check_of(w);
@@ -124,9 +140,7 @@ static bool check_special(wave *w, const isa_row *row, const check_row *facts)
         return found(w, zero, VCCZ_AFTER_VALU,
                      "vccz or execz after VALU has written the mask");
     }
-    if ((row->op == ISA_s_sendmsg || row->op == ISA_s_ttracedata ||
-         (row->issue == ISSUE_DS && row->gds)) &&
-        too_soon(c, c->salu_m0, M0_AFTER_SALU)) {
+    if (reads_m0(row) && too_soon(c, c->salu_m0, M0_AFTER_SALU)) {
         return found(w, c->salu_m0, M0_AFTER_SALU,
                      "reads M0 after SALU has written it");
     }

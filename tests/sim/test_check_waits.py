@@ -149,6 +149,10 @@ HAZARDS = {
     "s_sendmsg reads M0": states(
         "s_mov_b32 m0, 0\n", 1, "s_sendmsg sendmsg(MSG_INTERRUPT)"
     ),
+    "a load to LDS reads M0": states(
+        BUFFER + "s_mov_b32 m0, 0\n", 1, "buffer_load_dword v2, s[12:15], 0 offen lds"
+    ),
+    "s_movrels reads M0": states("s_mov_b32 m0, 0\n", 1, "s_movrels_b32 s20, s8"),
     "s_getreg after s_setreg": states(
         "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 2), 0\n", 2,
         "s_getreg_b32 s20, hwreg(HW_REG_MODE)",
@@ -163,13 +167,13 @@ HAZARDS = {
 
 @pytest.mark.parametrize("name", HAZARDS)
 def test_one_wait_state_too_few_is_reported(name):
-    report = findings(HAZARDS[name][0])
+    report = findings(HAZARDS[name][0], lds=4096)
     assert "missing wait states" in report, report
 
 
 @pytest.mark.parametrize("name", HAZARDS)
 def test_just_enough_wait_states_are_not_reported(name):
-    assert findings(HAZARDS[name][1]) == ""
+    assert findings(HAZARDS[name][1], lds=4096) == ""
 
 
 def test_another_register_needs_no_wait_state():
