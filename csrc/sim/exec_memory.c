@@ -509,13 +509,14 @@ static void raw_buffer_lane(wave *w, const isa_row *row, const isa_info *info,
     }
 }
 
-/* Tells the watchers of the lanes that are within the buffer. A lane that is
- * partly inside counts for the part. */
+/* Tells the watchers of the lanes that are within the buffer. Those that are
+ * partly inside follow, by the dwords that they move; atomics move all or
+ * nothing. */
 static bool watch_buffer(wave *w, const isa_row *row, const isa_info *info,
                          const descriptor *buffer, uint32_t soffset,
                          const uint32_t *index, const uint32_t *voffset)
 {
-    uint64_t partial = 0;
+    uint64_t part[4] = {0}; /* lanes of which so many dwords are inside */
     watch_access access = {
         .bytes = info->bytes,
         .kind = access_bits(info),
@@ -543,7 +544,7 @@ static bool watch_buffer(wave *w, const isa_row *row, const isa_info *info,
                 continue;
             }
             if (raw + info->bytes > buffer->records) {
-                partial |= UINT64_C(1) << l;
+                part[(buffer->records - raw) / 4] |= UINT64_C(1) << l;
                 continue;
             }
         }
@@ -551,10 +552,12 @@ static bool watch_buffer(wave *w, const isa_row *row, const isa_info *info,
     }
     /* Also without a lane inside: the others read zero. */
     bool good = watch_access_lanes(w, row, &access);
-    access.bytes = 4;
-    access.lanes = partial;
-    return good && (partial == 0 || info->bytes <= 4 ||
-                    watch_access_lanes(w, row, &access));
+    for (unsigned d = 1; d < 4 && good && info->access != M_ATOMIC; d++) {
+        access.bytes = 4 * d;
+        access.lanes = part[d];
+        good = part[d] == 0 || watch_access_lanes(w, row, &access);
+    }
+    return good;
 }
 
 void exec_mubuf(wave *w, const isa_row *row)

@@ -54,6 +54,9 @@ REPORTED = {
     "half selected by condition": "v_mov_b32 v3, 0\nv_cmp_lt_u32 vcc, 7, v0\n"
     "v_cndmask_b32 v4, v9, v3, vcc\n" + OUT.format("v4"),
     "a register beside a load to LDS": TO_LDS + OUT.format("v0"),
+    "data of a store that ends within the buffer": "s_mov_b32 s12, s8\n"
+    "s_mov_b32 s13, s9\ns_mov_b32 s14, 8\ns_mov_b32 s15, 0x20000\nv_mov_b32 v4, 0\n"
+    "buffer_store_dwordx4 v[4:7], v2, s[12:15], 0 offen",
     "last of four registers": "v_mov_b32 v7, 0\nv_mov_b32 v6, 0\nv_mov_b32 v3, 0\n"
     "v_mov_b32 v4, 0\nv_mov_b32 v5, 0\nv_mov_b32 v12, 0\n"
     "v_mqsad_u32_u8 v[20:23], v[4:5], v12, v[6:9]\n" + OUT.format("v20"),
