@@ -22,11 +22,7 @@
 #include "exec.h"
 #include "operands.h"
 
-enum {
-    CHECK_TRAIL = 8,   /* instructions of a wave that a report lists */
-    CHECK_VM_MAX = 63, /* vmcnt is six bits wide */
-    CHECK_LGKM_MAX = 15
-};
+enum { CHECK_TRAIL = 8 }; /* instructions of a wave that a report lists */
 
 /* A row with what the checks ask about it, made when it first runs. */
 typedef struct check_row {

@@ -15,12 +15,7 @@ enum { PAGE_SHIFT = 12, PAGE_MASK = 4095 };
 
 void check_global_start(sim_group *g)
 {
-    const sim_dispatch *dispatch = g->dispatch;
-    uint64_t index = ((uint64_t)g->id[2] * dispatch->groups[1] + g->id[1]) *
-                         dispatch->groups[0] +
-                     g->id[0];
-
-    g->check->group_code = (uint16_t)(index % RACE_GROUPS + 1);
+    g->check->group_code = (uint16_t)(exec_group_index(g) % RACE_GROUPS + 1);
     memset(g->check->page, 0, sizeof g->check->page);
 }
 

@@ -255,7 +255,7 @@ static void write_mask(wave *w, const isa_row *row, bool clean)
     }
     c->scalar[row->sdst] = (uint32_t)bad;
     c->scalar[row->sdst + 1] = (uint32_t)(bad >> 32);
-    if (isa_ops[row->op].name[5] == 'x') { /* v_cmpx */
+    if (isa_compares_exec(&isa_ops[row->op])) {
         c->scalar[SRC_EXEC] = (uint32_t)bad;
         c->scalar[SRC_EXEC + 1] = (uint32_t)(bad >> 32);
     }

@@ -116,8 +116,8 @@ bool check_wait(check_wave *c, unsigned vm, unsigned lgkm)
 static void push(check_wave *c, check_pending entry)
 {
     /* One slot of each counter must be free. */
-    (void)check_wait(c, entry.vm ? CHECK_VM_MAX - 1 : CHECK_VM_MAX,
-                     entry.lgkm ? CHECK_LGKM_MAX - 1 : CHECK_LGKM_MAX);
+    (void)check_wait(c, entry.vm ? ISA_VM_MAX - 1 : ISA_VM_MAX,
+                     entry.lgkm ? ISA_LGKM_MAX - 1 : ISA_LGKM_MAX);
     if (c->queued == CHECK_QUEUE) {
         /* Only flat accesses can pile up so far; the hardware's counters
          * have long stopped the wave. */
@@ -255,10 +255,10 @@ bool check_waits(wave *w, const isa_row *row, const check_row *facts)
     check_wave *c = check_of(w);
 
     if (row->op == ISA_s_waitcnt) {
-        unsigned imm = (unsigned)row->offset;
-        unsigned vm = (imm & 15) | (imm >> 10 & 48), lgkm = imm >> 8 & 15;
-        bool effect = check_wait(c, vm == CHECK_VM_MAX ? UINT32_MAX : vm,
-                                 lgkm == CHECK_LGKM_MAX ? UINT32_MAX : lgkm);
+        isa_wait wait = isa_wait_counts(row);
+        bool effect =
+            check_wait(c, wait.vm == ISA_VM_MAX ? UINT32_MAX : wait.vm,
+                       wait.lgkm == ISA_LGKM_MAX ? UINT32_MAX : wait.lgkm);
         return !effect ||
                check_offset(w, check_pc(w)) !=
                    (uint64_t)w->group->dispatch->probe ||

@@ -276,20 +276,20 @@ static void put_sopk(text *t, const isa_row *row, const isa_info *info)
     }
 }
 
-static void put_wait(text *t, unsigned imm)
+static void put_wait(text *t, const isa_row *row)
 {
-    unsigned vm = (imm & 15) | (imm >> 14 & 3) << 4;
-    unsigned exp = imm >> 4 & 7, lgkm = imm >> 8 & 15;
-    bool all = vm == 63 && exp == 7 && lgkm == 15;
+    isa_wait wait = isa_wait_counts(row);
+    bool vm = wait.vm != ISA_VM_MAX, exp = wait.exp != ISA_EXP_MAX;
+    bool lgkm = wait.lgkm != ISA_LGKM_MAX, none = !vm && !exp && !lgkm;
 
-    if (vm != 63 || all) {
-        put(t, " vmcnt(%u)", vm);
+    if (vm || none) {
+        put(t, " vmcnt(%u)", wait.vm);
     }
-    if (exp != 7 || all) {
-        put(t, " expcnt(%u)", exp);
+    if (exp || none) {
+        put(t, " expcnt(%u)", wait.exp);
     }
-    if (lgkm != 15 || all) {
-        put(t, " lgkmcnt(%u)", lgkm);
+    if (lgkm || none) {
+        put(t, " lgkmcnt(%u)", wait.lgkm);
     }
 }
 
@@ -334,7 +334,7 @@ static void put_sopp(text *t, const isa_row *row, const isa_info *info)
         }
         break;
     case P_WAIT:
-        put_wait(t, imm);
+        put_wait(t, row);
         break;
     case P_MESSAGE:
         put(t, " sendmsg(MSG_INTERRUPT)");

@@ -402,16 +402,6 @@ static void run_watched(wave *w, uint32_t slice)
     run_slice(w, slice, true);
 }
 
-/* splitmix64 */
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t x = *state += UINT64_C(0x9e3779b97f4a7c15);
-
-    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
-    return x ^ x >> 31;
-}
-
 /* The wave to run now, or NULL if none can, and for how many instructions: in
  * turn and for long, so that a wave may spin until another one has stored a
  * flag; or with a seed any one, for 1 to 2^k instructions, k from 0 to 11. */
@@ -427,7 +417,7 @@ static wave *next_wave(sim_group *g, uint32_t *slice)
         if (running == 0) {
             return NULL;
         }
-        uint64_t random = next_random(&g->random);
+        uint64_t random = exec_random(&g->random);
         skip = (uint32_t)(random >> 32) % running;
         *slice =
             1 + ((uint32_t)random & ((1u << (random >> 20 & 0xfff) % 12) - 1u));
@@ -537,10 +527,7 @@ bool sim_group_run(sim_group *group, const sim_dispatch *dispatch,
     group->flipped = false;
     memset(group->seen, 0, sizeof group->seen);
     group->random =
-        dispatch->seed ^
-        (((uint64_t)id[2] * dispatch->groups[1] + id[1]) * dispatch->groups[0] +
-         id[0]) *
-            UINT64_C(0xd1342543de82ef95);
+        dispatch->seed ^ exec_group_index(group) * UINT64_C(0xd1342543de82ef95);
     group->active =
         (uint32_t)(((uint64_t)size[0] * size[1] * size[2] + SIM_LANES - 1) /
                    SIM_LANES);

@@ -104,6 +104,24 @@ static inline uint64_t exec_mask(const wave *w)
     return pair(w, SRC_EXEC);
 }
 
+/* The workgroup's number in the grid, x fastest. */
+static inline uint64_t exec_group_index(const sim_group *g)
+{
+    const uint32_t *groups = g->dispatch->groups;
+
+    return ((uint64_t)g->id[2] * groups[1] + g->id[1]) * groups[0] + g->id[0];
+}
+
+/* The next of the random numbers that follow from *state: splitmix64. */
+static inline uint64_t exec_random(uint64_t *state)
+{
+    uint64_t x = *state += UINT64_C(0x9e3779b97f4a7c15);
+
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
+}
+
 /* Value of a source code that is not a VGPR, for an operand of this type. */
 uint64_t exec_operand(const wave *w, const isa_row *row, unsigned code,
                       unsigned type);

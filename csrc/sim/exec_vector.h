@@ -779,7 +779,7 @@ void EXEC_VALU(wave *w, const isa_row *row)
     if (type == T_mask) {
         uint64_t mask = gather_bits(x.d) & exec;
         set_pair(w, row->sdst, mask);
-        if (info->name[5] == 'x') { /* v_cmpx */
+        if (isa_compares_exec(info)) {
             set_pair(w, SRC_EXEC, mask);
         }
         return;

@@ -326,23 +326,13 @@ static bool strikes(fault *f)
            (every != 0 && f->seen > nth && (f->seen - nth) % every == 0);
 }
 
-/* splitmix64 */
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t x = *state += UINT64_C(0x9e3779b97f4a7c15);
-
-    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
-    return x ^ x >> 31;
-}
-
 /* What the seed chooses: workgroup and instruction unless they are given, and
  * the state from which the bits will be drawn. Each launch draws afresh. */
 static void plan_flip(const fault *f, uint64_t groups, sim_injection *injection)
 {
     uint64_t state = f->value[WORD_SEED] + (f->seen << 32);
-    uint64_t group = next_random(&state) % groups;
-    uint64_t at = next_random(&state) % f->value[WORD_WITHIN];
+    uint64_t group = exec_random(&state) % groups;
+    uint64_t at = exec_random(&state) % f->value[WORD_WITHIN];
 
     injection->flip_bits = (uint32_t)f->value[WORD_BITS];
     injection->flip_group =
@@ -448,13 +438,6 @@ uint64_t sim_faults_budget(const sim_injection *injection, uint64_t budget)
 
 /* ---- in a running workgroup --------------------------------------------- */
 
-static uint64_t group_index(const sim_group *g)
-{
-    const uint32_t *groups = g->dispatch->groups;
-
-    return ((uint64_t)g->id[2] * groups[1] + g->id[1]) * groups[0] + g->id[0];
-}
-
 /* The rest of the budget passes without an instruction taking effect. */
 static void hang(wave *w)
 {
@@ -472,7 +455,7 @@ static void flip(sim_group *g, const sim_injection *injection)
 
     g->flipped = true;
     while (count < injection->flip_bits && count < bits) {
-        uint64_t bit = next_random(&state) % bits;
+        uint64_t bit = exec_random(&state) % bits;
         bool again = false;
         for (uint32_t i = 0; i < count; i++) {
             again |= done[i] == bit;
@@ -522,7 +505,7 @@ void sim_faults_run(wave *w, uint32_t slice, void (*run)(wave *, uint32_t))
 {
     sim_group *g = w->group;
     const sim_injection *injection = g->dispatch->injection;
-    uint64_t index = group_index(g);
+    uint64_t index = exec_group_index(g);
     bool memory = injection->memory && injection->memory_group == index;
     bool flips = injection->flip_bits != 0 && injection->flip_group == index;
 

@@ -239,6 +239,28 @@ static inline bool isa_has_constant(unsigned op)
            op == ISA_v_madmk_f16 || op == ISA_v_madak_f16;
 }
 
+/* The counters that an s_waitcnt waits for, at their highest: not waited for. */
+enum { ISA_VM_MAX = 63, ISA_EXP_MAX = 7, ISA_LGKM_MAX = 15 };
+
+typedef struct isa_wait {
+    unsigned vm, exp, lgkm;
+} isa_wait;
+
+static inline isa_wait isa_wait_counts(const isa_row *row)
+{
+    unsigned imm = (unsigned)row->offset;
+
+    return (isa_wait){.vm = (imm & 15) | (imm >> 14 & 3) << 4,
+                      .exp = imm >> 4 & 7,
+                      .lgkm = imm >> 8 & 15};
+}
+
+/* True for v_cmpx, whose mask goes to EXEC as well. */
+static inline bool isa_compares_exec(const isa_info *info)
+{
+    return info->type[0] == T_mask && info->name[5] == 'x';
+}
+
 /* True for stores to LDS and vector memory, atomics excluded. */
 static inline bool isa_is_store(const isa_info *info)
 {

@@ -144,7 +144,7 @@ static void vector_operands(const isa_row *row, operands *out)
         add(out, row->sdst, 1, ROLE_RESULT);
     } else if (info->type[0] == T_mask) {
         add(out, row->sdst, 2, ROLE_RESULT);
-        if (info->name[5] == 'x') { /* v_cmpx */
+        if (isa_compares_exec(info)) {
             add(out, SRC_EXEC, 2, ROLE_RESULT);
         }
     } else if (info->type[0] != T_none) {

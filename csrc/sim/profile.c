@@ -315,7 +315,7 @@ static void open_lds(profile_op *op, const isa_info *info)
         return;
     }
     op->out = dword;
-    op->bank = 2 * SIM_LANES / 2 / COUNT(LDS_BANKS);
+    op->bank = SIM_LANES / COUNT(LDS_BANKS);
 }
 
 static void open_op(sim_profile *p, const wave *w, const isa_row *row,

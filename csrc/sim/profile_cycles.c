@@ -20,11 +20,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_SIMDS = 8, MAX_SLOTS = 16, VM_LIMIT = 63, LGKM_LIMIT = 15 };
+enum { MAX_SIMDS = 8, MAX_SLOTS = 16 };
 
 /* Outstanding operations of one counter, oldest first; they return in order. */
 typedef struct pending {
-    uint64_t done[VM_LIMIT + 1];
+    uint64_t done[ISA_VM_MAX + 1];
     uint32_t first, count;
     uint64_t last;
 } pending;
@@ -62,7 +62,7 @@ typedef struct cu {
     uint32_t slots, group_waves;
     uint32_t *alive; /* per slot: waves not ended */
     size_t placed;   /* samples */
-    uint64_t now, end;
+    uint64_t end;
 } cu;
 
 static uint64_t later(uint64_t a, uint64_t b)
@@ -75,7 +75,7 @@ static uint64_t later(uint64_t a, uint64_t b)
 static void retire(pending *p, uint64_t now)
 {
     while (p->count > 0 && p->done[p->first] <= now) {
-        p->first = (p->first + 1) % (VM_LIMIT + 1);
+        p->first = (p->first + 1) % (ISA_VM_MAX + 1);
         p->count--;
     }
 }
@@ -83,7 +83,7 @@ static void retire(pending *p, uint64_t now)
 static void push(pending *p, uint64_t done)
 {
     p->last = later(p->last, done);
-    p->done[(p->first + p->count) % (VM_LIMIT + 1)] = p->last;
+    p->done[(p->first + p->count) % (ISA_VM_MAX + 1)] = p->last;
     p->count++;
 }
 
@@ -92,7 +92,7 @@ static uint64_t down_to(const pending *p, uint32_t left)
 {
     return p->count <= left
                ? 0
-               : p->done[(p->first + p->count - left - 1) % (VM_LIMIT + 1)];
+               : p->done[(p->first + p->count - left - 1) % (ISA_VM_MAX + 1)];
 }
 
 /* ---- memory ------------------------------------------------------------- */
@@ -189,20 +189,18 @@ static uint64_t blocked_until(const cu *c, cu_wave *w, const isa_row *row,
     if (vector) {
         queued = c->ta_free;
         queued = queued > COUNT(TA_QUEUE) ? queued - COUNT(TA_QUEUE) : 0;
-        until = later(until, later(queued, down_to(&w->vm, VM_LIMIT - 1)));
+        until = later(until, later(queued, down_to(&w->vm, ISA_VM_MAX - 1)));
     }
     if (local || unit == UNIT_SMEM) {
-        until = later(until, down_to(&w->lgkm, LGKM_LIMIT - 1));
+        until = later(until, down_to(&w->lgkm, ISA_LGKM_MAX - 1));
     }
     if (row->op == ISA_s_waitcnt) {
-        uint32_t code = (uint32_t)row->offset & 0xffff;
-        uint32_t vm = (code & 15) | (code >> 14 & 3) << 4;
-        uint32_t lgkm = code >> 8 & 15;
-        if (vm < VM_LIMIT) {
-            until = later(until, down_to(&w->vm, vm));
+        isa_wait wait = isa_wait_counts(row);
+        if (wait.vm < ISA_VM_MAX) {
+            until = later(until, down_to(&w->vm, wait.vm));
         }
-        if (lgkm < LGKM_LIMIT) {
-            until = later(until, down_to(&w->lgkm, lgkm));
+        if (wait.lgkm < ISA_LGKM_MAX) {
+            until = later(until, down_to(&w->lgkm, wait.lgkm));
         }
     }
     return until;
@@ -448,11 +446,11 @@ static void run(cu *c)
         for (uint32_t i = 1; i < c->simds; i++) {
             best = c->simd[i].next < c->simd[best].next ? i : best;
         }
-        c->now = c->simd[best].next;
-        if (c->now == UINT64_MAX) {
+        uint64_t now = c->simd[best].next;
+        if (now == UINT64_MAX) {
             return;
         }
-        turn(c, best, c->now);
+        turn(c, best, now);
     }
 }
 
