@@ -143,8 +143,6 @@ bool check_barrier(sim_group *g)
         if (w->state != WAVE_BARRIER) {
             continue;
         }
-        check_wave *c = check_of(w);
-        c->barrier_pc = check_pc(w);
         if (first != NULL && w->row != first->row) {
             return check_report(
                 w, SIM_FAULT_BARRIER, "wave %u waits at another one, pc 0x%llx",
@@ -248,11 +246,4 @@ bool check_access(wave *w, const isa_row *row, const watch_access *access)
     default:
         return check_global(w, row, access);
     }
-}
-
-bool check_scalar(wave *w, const isa_row *row, uint64_t address, uint32_t bytes,
-                  uint32_t kind)
-{
-    (void)row;
-    return check_global_scalar(w, address, bytes, kind);
 }

@@ -76,7 +76,7 @@ typedef struct check_wave {
     /* barriers */
     uint64_t initial; /* lanes that exist */
     uint64_t missed;  /* lanes that were off at a barrier */
-    size_t missed_pc, barrier_pc;
+    size_t missed_pc;
     /* reports */
     uint32_t trail[CHECK_TRAIL]; /* row indices, a ring */
     unsigned trail_next;
@@ -113,8 +113,7 @@ bool check_barrier(sim_group *g);
 void check_trail(const wave *w); /* adds the wave's last instructions */
 bool check_issue(wave *w, const isa_row *row);
 bool check_access(wave *w, const isa_row *row, const watch_access *access);
-bool check_scalar(wave *w, const isa_row *row, uint64_t address, uint32_t bytes,
-                  uint32_t kind);
+bool check_scalar(wave *w, uint64_t address, uint32_t bytes, uint32_t kind);
 
 /* ---- between the check_*.c --------------------------------------------- */
 
@@ -194,8 +193,6 @@ bool check_scratch(wave *w, const isa_row *row, const watch_access *access);
 void check_lds_epoch(sim_group *g);
 
 bool check_global(wave *w, const isa_row *row, const watch_access *access);
-bool check_global_scalar(wave *w, uint64_t address, uint32_t bytes,
-                         uint32_t kind);
 void check_global_start(sim_group *g);
 
 #endif

@@ -175,8 +175,7 @@ bool check_global(wave *w, const isa_row *row, const watch_access *access)
     return true;
 }
 
-bool check_global_scalar(wave *w, uint64_t address, uint32_t bytes,
-                         uint32_t kind)
+bool check_scalar(wave *w, uint64_t address, uint32_t bytes, uint32_t kind)
 {
     sim_group *g = w->group;
 

@@ -342,7 +342,7 @@ void exec_smem(wave *w, const isa_row *row)
             return;
         }
         if (w->group->watched &&
-            !watch_access_scalar(w, row, address, take, SIM_READ)) {
+            !watch_access_scalar(w, address, take, SIM_READ)) {
             return;
         }
         memset(&w->s[row->dst], 0, bytes);
@@ -351,8 +351,7 @@ void exec_smem(wave *w, const isa_row *row)
     }
     bool store = info->access == M_STORE;
     if (w->group->watched &&
-        !watch_access_scalar(w, row, address, bytes,
-                             store ? SIM_WRITE : SIM_READ)) {
+        !watch_access_scalar(w, address, bytes, store ? SIM_WRITE : SIM_READ)) {
         return;
     }
     if (!exec_allowed(w->group, address, bytes, store ? SIM_WRITE : SIM_READ)) {

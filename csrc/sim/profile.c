@@ -94,7 +94,6 @@ static void run_batch(profile_launch *launch, size_t count)
         if (trace == NULL) {
             continue;
         }
-        launch->waiting--;
         launch->bytes -= profile_trace_bytes(trace);
         if (trace->sampled && launch->samples < launch->sample_capacity) {
             launch->sampled[launch->samples++] = trace;
@@ -157,7 +156,6 @@ void profile_submit(profile_launch *launch, profile_trace *trace)
         launch->window[launch->used++] = NULL;
     }
     launch->window[at] = trace;
-    launch->waiting++;
     launch->bytes += profile_trace_bytes(trace);
     for (;;) {
         size_t batch = batch_size(launch), there = 0;
@@ -421,10 +419,7 @@ void profile_access(wave *w, const isa_row *row, const watch_access *access)
     }
 }
 
-void profile_scalar(wave *w, const isa_row *row, uint64_t address,
-                    uint32_t bytes, uint32_t kind)
+void profile_scalar(wave *w, uint64_t address, uint32_t bytes)
 {
-    (void)row;
-    (void)kind;
     profile_op_range(w->group->profile, address, bytes);
 }

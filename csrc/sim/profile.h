@@ -29,7 +29,6 @@ void profile_start(sim_group *group);
 void profile_end(sim_group *group, bool complete);
 void profile_issue(wave *w, const isa_row *row);
 void profile_access(wave *w, const isa_row *row, const watch_access *access);
-void profile_scalar(wave *w, const isa_row *row, uint64_t address,
-                    uint32_t bytes, uint32_t kind);
+void profile_scalar(wave *w, uint64_t address, uint32_t bytes);
 
 #endif

@@ -277,8 +277,7 @@ typedef struct profile_launch {
     profile_trace **window; /* traces from index `base` on, not yet run */
     uint64_t base;
     size_t used, capacity; /* entries of the window */
-    size_t waiting;        /* traces in it */
-    size_t bytes;          /* of them */
+    size_t bytes;          /* of the traces in it */
     profile_trace **sampled;
     size_t samples, sample_capacity;
 } profile_launch;
@@ -298,7 +297,7 @@ typedef struct profile_span {
     uint64_t begin, end;
 } profile_span;
 
-enum { SPAN_WAIT = PROFILE_UNITS, SPAN_BARRIER, SPAN_KINDS };
+enum { SPAN_WAIT = PROFILE_UNITS, SPAN_BARRIER };
 enum { SPAN_LIMIT = 4000 };
 
 typedef struct profile_schedule {

@@ -74,15 +74,14 @@ bool watch_access_lanes(wave *w, const isa_row *row, const watch_access *access)
     return true;
 }
 
-bool watch_access_scalar(wave *w, const isa_row *row, uint64_t address,
-                         uint32_t bytes, uint32_t kind)
+bool watch_access_scalar(wave *w, uint64_t address, uint32_t bytes,
+                         uint32_t kind)
 {
-    if (w->group->check != NULL &&
-        !check_scalar(w, row, address, bytes, kind)) {
+    if (w->group->check != NULL && !check_scalar(w, address, bytes, kind)) {
         return false;
     }
     if (w->group->profile != NULL) {
-        profile_scalar(w, row, address, bytes, kind);
+        profile_scalar(w, address, bytes);
     }
     return true;
 }

@@ -48,7 +48,7 @@ bool watch_issue(struct wave *w, const isa_row *row);
 bool watch_access_lanes(struct wave *w, const isa_row *row,
                         const watch_access *access);
 /* Scalar memory: one range of bytes. */
-bool watch_access_scalar(struct wave *w, const isa_row *row, uint64_t address,
-                         uint32_t bytes, uint32_t kind);
+bool watch_access_scalar(struct wave *w, uint64_t address, uint32_t bytes,
+                         uint32_t kind);
 
 #endif
