@@ -19,7 +19,6 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <string.h>
 
 static inline uint32_t float_bits(float x)
 {

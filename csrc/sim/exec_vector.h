@@ -24,6 +24,7 @@
 #include "exec_numerics.h"
 
 #include <fenv.h>
+#include <string.h>
 
 /* One instruction in flight, all lanes. Rows of 64-bit operands are followed
  * by the row of the high halves. */

@@ -9,7 +9,6 @@
 #include "memory.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 bool sim_regions_add(sim_region_list *list, uint64_t begin, uint64_t bytes,
                      uint32_t access)

@@ -11,7 +11,6 @@
 #include "profile_model.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 typedef struct cache_line {
     uint64_t line;  /* + 1; 0: empty */

@@ -9,7 +9,6 @@
 #include "profile_model.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* ---- traces ------------------------------------------------------------- */
 
