@@ -12,6 +12,7 @@ import sys
 
 import pytest
 from helpers import ROOT, needs_simulator
+from helpers.commands import command
 from helpers.profile_sample import launch, sample
 
 import flash_attn_rocm as fa
@@ -54,18 +55,9 @@ def profile(tmp_path, capsys, monkeypatch):
     def call(source, *words, options=()):
         script = tmp_path / "script.py"
         script.write_text(source)
-        return command(capsys, "profile", *options, script, *words)
+        return command(main, capsys, "profile", *options, script, *words)
 
     return call
-
-
-def command(capsys, *words):
-    try:
-        code = main([str(word) for word in words])
-    except SystemExit as stop:
-        code = stop.code
-    text = capsys.readouterr()
-    return code, text.out, text.err
 
 
 def shell(*words, cwd=ROOT, **environ):
@@ -91,9 +83,9 @@ def test_module_is_the_command():
 
 
 def test_help_names_every_command_and_option(capsys):
-    code, out, _ = command(capsys, "--help")
+    code, out, _ = command(main, capsys, "--help")
     assert code == 0 and "profile" in out
-    code, out, _ = command(capsys, "profile", "--help")
+    code, out, _ = command(main, capsys, "profile", "--help")
     assert code == 0
     for option in ("--json", "--trace", "--plot", "--arch", "--no-patch", "script.py"):
         assert option in out
@@ -120,7 +112,7 @@ def test_bad_usage_gives_one_line_and_exit_code_2(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.py").write_text("raise AssertionError('the script was run')")
-    code, out, err = command(capsys, *words)
+    code, out, err = command(main, capsys, *words)
     assert (code, out) == (2, "")
     assert message in err and err.count("\n") == 1
 

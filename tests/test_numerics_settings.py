@@ -16,7 +16,7 @@ import random
 import pytest
 import torch
 from helpers import NONE, TOP_LEFT, needs_simulator
-from test_forward import VARIANTS, check, forward, inputs
+from test_forward import VARIANTS, check, check_small_weights, forward, inputs
 
 import hipsim
 
@@ -74,13 +74,7 @@ def test_hard_inputs_keep_their_bound(symbol, setting):
 
 @pytest.mark.parametrize("symbol", VARIANTS if FULL else [next(iter(VARIANTS))])
 def test_small_weights_keep_their_precision(symbol, setting):
-    # As in test_forward.py: 640 keys of weight 2^-18 make the output.
-    q, k, v = inputs(1, 1, 5, 641, VARIANTS[symbol][0])
-    q[..., 1:], q[..., 0] = 0, 4
-    k[..., 0] *= 0.1
-    k[:, :, 0, 0] = 12.5 * math.log(2) / 4 * 8
-    v[:, :, 0] = 0
-    check(q, k, v * 1000, symbol, scale=0.18, allowed=1)
+    check_small_weights(symbol)
 
 
 @pytest.mark.skipif(not FULL, reason="every setting: FA_TEST=full")

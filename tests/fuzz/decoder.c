@@ -18,7 +18,6 @@
 #include "fuzz.h"
 
 #include <elf.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -130,6 +130,15 @@ def option():
 
 
 @pytest.fixture
+def profiling(option):
+    """Launches are profiled, on one thread; none is left over from before."""
+    option("profile", 1)
+    option("threads", 1)
+    option("check", 0)
+    hipsim.take_profile()
+
+
+@pytest.fixture
 def run_script():
     """run_script(script, *arguments, **environment): a Python of its own."""
     root = Path(hipsim.__file__).resolve().parents[1]

@@ -15,6 +15,7 @@ import struct
 from collections.abc import Callable
 
 import isa_numbers as n
+import isa_tools
 from isa_memory_model import (
     ATOMICS,
     LDS_ATOMICS,
@@ -44,15 +45,7 @@ PROLOGUE = """
     v_lshlrev_b32 v6, 6, v0
     v_lshlrev_b32 v7, 5, v0
     s_waitcnt lgkmcnt(0)
-    v_mov_b32 v2, s8
-    v_mov_b32 v3, s9
-    v_add_co_u32 v2, vcc, v2, v6
-    v_addc_co_u32 v3, vcc, 0, v3, vcc
-    v_mov_b32 v4, s10
-    v_mov_b32 v5, s11
-    v_add_co_u32 v4, vcc, v4, v6
-    v_addc_co_u32 v5, vcc, 0, v5, vcc
-"""
+""" + isa_tools.lane_pointers("v6", "v6")
 FILL = """
     global_load_dwordx4 v[20:23], v[2:3], off
     global_load_dwordx4 v[24:27], v[2:3], off offset:16

@@ -406,3 +406,16 @@ def permute(a: int, b: int, select: int) -> int:
             byte = 0 if s == 12 else 255
         out |= byte << 8 * i
     return out
+
+
+def two_over_pi(bits: int) -> int:
+    """floor(2 / pi * 2 ** bits), by the mean of Gauss and Legendre."""
+    one = 1 << (bits + 64)
+    a, b, t, power = one, math.isqrt(one * one // 2), one // 4, 1
+    for _ in range(12):
+        mean = (a + b) // 2
+        b = math.isqrt(a * b)
+        t -= power * (a - mean) ** 2 // one
+        a, power = mean, 2 * power
+    pi = (a + b) ** 2 // (4 * t)
+    return 2 * one * (1 << bits) // pi

@@ -67,19 +67,7 @@ for WHICH in ("id", "sc", "tc", "ma"):
     op(f"v_cube{WHICH}_f32", "f32 f32 f32 f32", "3", cube(WHICH))
 
 
-def two_over_pi() -> int:
-    """The first 1201 bits behind the point, by the mean of Gauss and Legendre."""
-    one = 1 << 1300
-    a, b, t, power = one, math.isqrt(one * one // 2), one // 4, 1
-    for _ in range(12):
-        mean = (a + b) // 2
-        b = math.isqrt(a * b)
-        t -= power * (a - mean) ** 2 // one
-        a, power = mean, 2 * power
-    return 2 * one * (1 << 1201) // ((a + b) ** 2 // (4 * t))
-
-
-TABLE = two_over_pi()
+TABLE = n.two_over_pi(1201)
 
 
 def trig_preop(e: Env, a: int, b: int) -> int:

@@ -52,6 +52,22 @@ KERNEL = """
         .amdhsa_ieee_mode {ieee}
     .end_amdhsa_kernel
 """
+
+
+def lane_pointers(source: str, target: str) -> str:
+    """v[2:3] = s[8:9] and v[4:5] = s[10:11], plus byte offsets in two VGPRs."""
+    return f"""
+    v_mov_b32 v2, s8
+    v_mov_b32 v3, s9
+    v_add_co_u32 v2, vcc, v2, {source}
+    v_addc_co_u32 v3, vcc, 0, v3, vcc
+    v_mov_b32 v4, s10
+    v_mov_b32 v5, s11
+    v_add_co_u32 v4, vcc, v4, {target}
+    v_addc_co_u32 v5, vcc, 0, v5, vcc
+"""
+
+
 METADATA = """
     .amdgpu_metadata
 ---

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.commands import command
 from helpers.profile_sample import launch, sample
 
 import hipsim
@@ -79,20 +80,11 @@ def run(folder, capsys, monkeypatch):
         path.write_text(text)
         words = ["run", folder / "k.co", kernel, "--grid", grid, "--block", block]
         words += ["--args", path, "--out", folder / "out", *options]
-        return command(capsys, *words)
+        return command(main, capsys, *words)
 
     yield call
     for name, value in before.items():
         hipsim.set_option(name, value)
-
-
-def command(capsys, *words) -> tuple[int, str, str]:
-    try:
-        code = main([str(word) for word in words])
-    except SystemExit as stop:
-        code = stop.code
-    text = capsys.readouterr()
-    return code, text.out, text.err
 
 
 def scale_arguments(**changes):
@@ -216,7 +208,7 @@ def test_a_faulting_run_leaves_no_profile(run, folder):
 
 def test_run_without_arguments(folder, capsys):
     words = ("run", folder / "k.co", "idle", "--grid", "3,1,1", "--block", "64,1,1")
-    code, out, err = command(capsys, *words)
+    code, out, err = command(main, capsys, *words)
     assert (code, err) == (0, "")
     assert "3 workgroups" in out
 
@@ -328,11 +320,11 @@ def test_run_refuses_bad_options_in_one_line(run, options, words):
 def test_run_needs_a_folder_for_written_buffers(folder, capsys):
     (folder / "args.json").write_text(json.dumps(scale_arguments()))
     shape = ("--grid", "1,1,1", "--block", "64,1,1", "--args", folder / "args.json")
-    code, _, err = command(capsys, "run", folder / "k.co", "scale", *shape)
+    code, _, err = command(main, capsys, "run", folder / "k.co", "scale", *shape)
     assert code == 2 and "--out" in err and "o.npy" in err
     taken = folder / "a.npy"  # a file where the folder should be
     code, _, err = command(
-        capsys, "run", folder / "k.co", "scale", *shape, "--out", taken
+        main, capsys, "run", folder / "k.co", "scale", *shape, "--out", taken
     )
     assert code == 2 and "a.npy" in err and err.count("\n") == 1
 
@@ -346,10 +338,10 @@ def test_run_refuses_an_unknown_kernel(run):
 
 
 def test_info_prints_a_table_or_json(folder, capsys):
-    code, out, _ = command(capsys, "info", folder / "k.co")
+    code, out, _ = command(main, capsys, "info", folder / "k.co")
     assert code == 0
     assert "amdgcn-amd-amdhsa--gfx906:sramecc+:xnack-, code object v5, 6 kernels" in out
-    code, text, _ = command(capsys, "info", folder / "k.co", "--json")
+    code, text, _ = command(main, capsys, "info", folder / "k.co", "--json")
     facts = json.loads(text)
     assert code == 0 and facts == hipsim.object_info(folder / "k.co")
     for kernel in facts["kernels"]:
@@ -359,7 +351,7 @@ def test_info_prints_a_table_or_json(folder, capsys):
 
 
 def test_disasm_prints_and_counts_instructions(compile_hip, folder, capsys):
-    code, out, _ = command(capsys, "disasm", folder / "k.co", "--kernel", "scale")
+    code, out, _ = command(main, capsys, "disasm", folder / "k.co", "--kernel", "scale")
     assert code == 0
     lines = out.splitlines()
     assert lines[0] == "scale:" and lines[1].startswith("     0:  s_")
@@ -369,21 +361,21 @@ def test_disasm_prints_and_counts_instructions(compile_hip, folder, capsys):
     assert mnemonics == re.findall(r"^\t([sv]_\w+|global_\w+)", body, re.M)
     assert "v_mul_f32_e32" in mnemonics
     words = ["disasm", "--kernel", "scale"]
-    code, out, _ = command(capsys, *words, folder / "k.co", "--mnemonics")
+    code, out, _ = command(main, capsys, *words, folder / "k.co", "--mnemonics")
     counts = {m: int(n) for n, m in (line.split() for line in out.splitlines())}
     assert code == 0
     assert counts == {m: mnemonics.count(m) for m in mnemonics}
     assert list(counts.values()) == sorted(counts.values(), reverse=True)
     # --counts without a profile
-    assert command(capsys, *words, folder / "k.co", "--counts") == (0, out, "")
-    assert command(capsys, *words, "--counts", folder / "k.co") == (0, out, "")
-    code, out, _ = command(capsys, "disasm", folder / "k.co")
+    assert command(main, capsys, *words, folder / "k.co", "--counts") == (0, out, "")
+    assert command(main, capsys, *words, "--counts", folder / "k.co") == (0, out, "")
+    code, out, _ = command(main, capsys, "disasm", folder / "k.co")
     names = [line[:-1] for line in out.splitlines() if line[0] != " "]
     assert sorted(names) == ["add", "forever", "idle", "move", "odd", "scale"]
 
 
 def offsets(capsys, folder, kernel):
-    _, out, _ = command(capsys, "disasm", folder / "k.co", "--kernel", kernel)
+    _, out, _ = command(main, capsys, "disasm", folder / "k.co", "--kernel", kernel)
     return [int(line.split(":")[0], 16) for line in out.splitlines()[1:]]
 
 
@@ -395,12 +387,12 @@ def test_disasm_counts_stand_beside_their_instructions(folder, capsys):
     two = [launch("scale", instructions=rows) for rows in ([first, third], [third])]
     path = folder / "p.json"
     path.write_text(json.dumps(sample(*two, launch("elsewhere"))))
-    code, out, err = command(capsys, "disasm", folder / "k.co", "--counts", path)
+    code, out, err = command(main, capsys, "disasm", folder / "k.co", "--counts", path)
     assert (code, err) == (0, "")
     assert out.startswith("Simulated gfx906")
     listing = out[out.index("\nscale:\n") + 1 :].split("\n\n")[0].splitlines()
     assert "2 launches" in listing[1] and "error bar +-60 %" in listing[2]
-    _, plain, _ = command(capsys, "disasm", folder / "k.co", "--kernel", "scale")
+    _, plain, _ = command(main, capsys, "disasm", folder / "k.co", "--kernel", "scale")
     rows = list(zip(listing[4:], plain.splitlines()[1:]))
     assert len(rows) == len(at) and all(row.endswith(line) for row, line in rows)
     cells = [row[: -len(line)].split() for row, line in rows]
@@ -419,7 +411,7 @@ def test_disasm_counts_tell_of_code_outside_the_kernel(folder, capsys):
         json.dumps(sample(launch("idle", instructions=[*called, untraced])))
     )
     words = ("disasm", folder / "k.co", "--kernel", "idle", "--counts", path)
-    code, out, err = command(capsys, *words)
+    code, out, err = command(main, capsys, *words)
     assert (code, err) == (0, "")
     assert out.endswith("; and 42 executions in functions outside the kernel\n")
     (first,) = [line for line in out.splitlines() if " 0:  s_endpgm" in line]
@@ -445,29 +437,29 @@ def test_disasm_refuses_an_unfit_profile_in_one_line(folder, capsys, text, words
     path = folder / "p.json"
     if text is not None:
         path.write_text(text)
-    code, out, err = command(capsys, "disasm", folder / "k.co", "--counts", path)
+    code, out, err = command(main, capsys, "disasm", folder / "k.co", "--counts", path)
     assert (code, out) == (2, "")
     assert "p.json: " in err and words in err and err.count("\n") == 1
 
 
 def test_disasm_needs_an_object(capsys):
     for words in ((), ("--counts",), ("--mnemonics",)):
-        code, out, err = command(capsys, "disasm", *words)
+        code, out, err = command(main, capsys, "disasm", *words)
         assert (code, out) == (2, "")
         assert "expected OBJ" in err and err.count("\n") == 1
 
 
 def test_disasm_is_for_gfx906_alone(compile_hip, folder, capsys):
     (folder / "other.co").write_bytes(compile_hip(SOURCE, arch="gfx1100"))
-    code, _, err = command(capsys, "disasm", folder / "other.co")
+    code, _, err = command(main, capsys, "disasm", folder / "other.co")
     assert code == 2 and "gfx1100" in err and err.count("\n") == 1
-    assert command(capsys, "info", folder / "other.co")[0] == 0
+    assert command(main, capsys, "info", folder / "other.co")[0] == 0
 
 
 @pytest.mark.parametrize("word", ["info", "disasm"])
 def test_unusable_files_are_refused_in_one_line(folder, capsys, word):
     for name, words in (("none.co", "No such file"), (".", "directory"), ("a.npy", "")):
-        code, out, err = command(capsys, word, folder / name)
+        code, out, err = command(main, capsys, word, folder / name)
         assert (code, out) == (2, "")
         assert words in err and err.count("\n") == 1
 

@@ -175,22 +175,9 @@ def test_dpp_moves_a_source_of_a_result_with_two_registers() -> None:
 # ---- angles -------------------------------------------------------------------
 
 
-def two_over_pi(bits: int) -> int:
-    """floor(2 / pi * 2 ** bits), by the mean of Gauss and Legendre."""
-    one = 1 << (bits + 64)
-    a, b, t, power = one, math.isqrt(one * one // 2), one // 4, 1
-    for _ in range(12):
-        mean = (a + b) // 2
-        b = math.isqrt(a * b)
-        t -= power * (a - mean) ** 2 // one
-        a, power = mean, 2 * power
-    pi = (a + b) ** 2 // (4 * t)
-    return 2 * one * (1 << bits) // pi
-
-
 def test_trig_preop_cuts_53_bits_out_of_two_over_pi() -> None:
     rng = random.Random(8)
-    table = two_over_pi(1201)
+    table = m.two_over_pi(1201)
     assert table >> 1201 - 20 == int(2 / math.pi * 2**20)
 
     def model(a: int, segment: int) -> int:
@@ -227,7 +214,7 @@ def test_the_segments_of_trig_preop_add_up_to_two_over_pi() -> None:
     total = sum(
         Fraction(struct.unpack("<d", struct.pack("<Q", got.d[n]))[0]) for n in range(4)
     )
-    exact = Fraction(two_over_pi(400), 1 << 400)
+    exact = Fraction(m.two_over_pi(400), 1 << 400)
     assert 0 <= exact - total < Fraction(1, 1 << 212)
 
 

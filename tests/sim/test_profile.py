@@ -8,8 +8,6 @@ from __future__ import annotations
 import pytest
 from profile_tools import PAGE, aligned, profile
 
-import hipsim
-
 LINE = 64
 POINTERS = """
     s_load_dwordx4 s[8:11], s[4:5], 0x0
@@ -18,12 +16,7 @@ POINTERS = """
 """
 
 
-@pytest.fixture(autouse=True)
-def profiling(option):
-    option("profile", 1)
-    option("threads", 1)
-    option("check", 0)
-    hipsim.take_profile()
+pytestmark = pytest.mark.usefixtures("profiling")
 
 
 def counters(*args, **options) -> dict[str, int]:

@@ -19,12 +19,7 @@ import hipsim
 CLOCK = 1.725e9
 
 
-@pytest.fixture(autouse=True)
-def profiling(option):
-    option("profile", 1)
-    option("threads", 1)
-    option("check", 0)
-    hipsim.take_profile()
+pytestmark = pytest.mark.usefixtures("profiling")
 
 
 @pytest.fixture(scope="module")

@@ -25,15 +25,7 @@ PROLOGUE = """
     v_lshlrev_b32 v1, 5, v0
     v_lshlrev_b32 v6, 4, v0
     s_waitcnt lgkmcnt(0)
-    v_mov_b32 v2, s8
-    v_mov_b32 v3, s9
-    v_add_co_u32 v2, vcc, v2, v1
-    v_addc_co_u32 v3, vcc, 0, v3, vcc
-    v_mov_b32 v4, s10
-    v_mov_b32 v5, s11
-    v_add_co_u32 v4, vcc, v4, v6
-    v_addc_co_u32 v5, vcc, 0, v5, vcc
-"""
+""" + isa_tools.lane_pointers("v1", "v6")
 CASE = """
     global_load_dwordx4 v[8:11], v[2:3], off
     global_load_dwordx4 v[12:15], v[2:3], off offset:16
