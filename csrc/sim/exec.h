@@ -3,7 +3,8 @@
  *   exec.c          creation, initial state, wave scheduling, faults
  *   exec_scalar.c   SALU and scalar memory
  *   exec_vector.h   VALU; compiled by exec_portable.c and exec_avx2.c
- *   exec_memory.c   FLAT, GLOBAL, SCRATCH, MUBUF
+ *   exec_memory.c   FLAT, GLOBAL, SCRATCH
+ *   exec_buffer.c   MUBUF
  *   exec_lds.c      DS
  *
  * SPDX-License-Identifier: BSD-3-Clause */

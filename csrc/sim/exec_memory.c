@@ -1,4 +1,5 @@
-/* exec_memory.c: FLAT, GLOBAL, SCRATCH and MUBUF.
+/* exec_memory.c: FLAT, GLOBAL and SCRATCH; of MUBUF, which is in exec_buffer.c,
+ * the part that concerns one lane.
  *
  * A lane's access goes to global memory, the LDS or its own scratch; flat
  * instructions decide per lane by address window. Global accesses must lie
@@ -14,60 +15,10 @@
  * for scratch and the address windows.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
-#include "exec.h"
+#include "exec_memory.h"
 #include "exec_atomic.h"
 
-#include <string.h>
-
-/* Where one lane's access goes. */
-typedef enum place_kind { PLACE_NONE, PLACE_LINEAR, PLACE_SCRATCH } place_kind;
-
-typedef struct place {
-    uint8_t *at;     /* linear: the byte; scratch: the lane's byte 0 */
-    uint32_t offset; /* scratch: byte in the lane's private memory */
-    place_kind kind;
-} place;
-
-static uint8_t *scratch_byte(const place *p, uint32_t i)
-{
-    uint32_t offset = p->offset + i;
-    return p->at + (size_t)(offset / 4) * 256 + offset % 4;
-}
-
-static void fetch(const place *p, void *to, uint32_t bytes)
-{
-    uint8_t *out = to;
-
-    if (p->kind == PLACE_NONE) {
-        memset(to, 0, bytes);
-    } else if (p->kind == PLACE_LINEAR) {
-        memcpy(to, p->at, bytes);
-    } else {
-        for (uint32_t i = 0; i < bytes; i++) {
-            out[i] = *scratch_byte(p, i);
-        }
-    }
-}
-
-static void deposit(const place *p, const void *from, uint32_t bytes)
-{
-    const uint8_t *in = from;
-
-    if (p->kind == PLACE_LINEAR) {
-        memcpy(p->at, from, bytes);
-    } else if (p->kind == PLACE_SCRATCH) {
-        for (uint32_t i = 0; i < bytes; i++) {
-            *scratch_byte(p, i) = in[i];
-        }
-    }
-}
-
 /* ---- registers <-> memory ---------------------------------------------- */
-
-static uint32_t *reg(wave *w, unsigned number, unsigned l)
-{
-    return &w->v[(size_t)number * SIM_LANES + l].u;
-}
 
 static void load_lane(wave *w, const isa_row *row, const isa_info *info,
                       unsigned l, const place *p)
@@ -224,7 +175,7 @@ static void load_to_lds(wave *w, const isa_row *row, const isa_info *info,
 }
 
 /* Tells the watchers of those targets. */
-static bool watch_lds_targets(wave *w, const isa_row *row, uint64_t lanes)
+bool exec_watch_lds_targets(wave *w, const isa_row *row, uint64_t lanes)
 {
     watch_access access = {
         .lanes = lanes, .bytes = 4, .kind = SIM_WRITE, .space = SPACE_LDS};
@@ -235,8 +186,8 @@ static bool watch_lds_targets(wave *w, const isa_row *row, uint64_t lanes)
     return !row->lds || watch_access_lanes(w, row, &access);
 }
 
-static void access_lane(wave *w, const isa_row *row, const isa_info *info,
-                        unsigned l, const place *p)
+void exec_access_lane(wave *w, const isa_row *row, const isa_info *info,
+                      unsigned l, const place *p)
 {
     if (info->access == M_ATOMIC) {
         atomic_lane(w, row, info, l, p);
@@ -251,17 +202,17 @@ static void access_lane(wave *w, const isa_row *row, const isa_info *info,
 
 /* ---- places ------------------------------------------------------------ */
 
-static uint32_t access_bits(const isa_info *info)
+uint32_t exec_access_bits(const isa_info *info)
 {
     return info->access == M_ATOMIC ? SIM_READ | SIM_WRITE
            : isa_is_store(info)     ? SIM_WRITE
                                     : SIM_READ;
 }
 
-static bool global_place(wave *w, const isa_info *info, unsigned l,
-                         uint64_t address, uint32_t bytes, place *p)
+bool exec_global_place(wave *w, const isa_info *info, unsigned l,
+                       uint64_t address, uint32_t bytes, place *p)
 {
-    uint32_t need = access_bits(info);
+    uint32_t need = exec_access_bits(info);
 
     if (((need & SIM_READ) != 0 &&
          !exec_allowed(w->group, address, bytes, SIM_READ)) ||
@@ -290,7 +241,7 @@ static bool lds_place(wave *w, const isa_info *info, unsigned l,
 
 /* The lane's private byte that `offset` means when the kernel holds `base`
  * as the wave's scratch address. */
-static uint64_t private_byte(const wave *w, uint64_t base, uint32_t offset)
+uint64_t exec_private_byte(const wave *w, uint64_t base, uint32_t offset)
 {
     const sim_group *g = w->group;
     uint64_t own = (uint64_t)(uintptr_t)g->scratch + w->index * g->scratch_wave;
@@ -299,8 +250,8 @@ static uint64_t private_byte(const wave *w, uint64_t base, uint32_t offset)
 }
 
 /* `base` is what the kernel holds as the wave's scratch address. */
-static bool scratch_place(wave *w, const isa_info *info, unsigned l,
-                          uint64_t base, uint32_t offset, place *p)
+bool exec_scratch_place(wave *w, const isa_info *info, unsigned l,
+                        uint64_t base, uint32_t offset, place *p)
 {
     const sim_group *g = w->group;
     uint64_t own = (uint64_t)(uintptr_t)g->scratch + w->index * g->scratch_wave;
@@ -324,7 +275,7 @@ static bool one_region(wave *w, const isa_info *info, uint64_t exec,
                        const uint64_t *address)
 {
     uint64_t low = UINT64_MAX, high = 0;
-    uint32_t need = access_bits(info);
+    uint32_t need = exec_access_bits(info);
 
     for (uint64_t left = exec; left != 0; left &= left - 1) {
         uint64_t a = address[__builtin_ctzll(left)];
@@ -383,7 +334,7 @@ static bool watch_flat(wave *w, const isa_row *row, const isa_info *info,
     uint64_t lanes[3] = {0};
     watch_access access = {
         .bytes = info->bytes,
-        .kind = access_bits(info),
+        .kind = exec_access_bits(info),
         .reg = isa_is_store(info) || info->access == M_ATOMIC ? row->data
                                                               : row->dst,
     };
@@ -401,8 +352,8 @@ static bool watch_flat(wave *w, const isa_row *row, const isa_info *info,
         access.at[l] = space == SPACE_GLOBAL ? address[l]
                        : space == SPACE_LDS
                            ? (uint32_t)address[l]
-                           : private_byte(w, pair(w, SRC_FLAT_SCRATCH),
-                                          (uint32_t)address[l]);
+                           : exec_private_byte(w, pair(w, SRC_FLAT_SCRATCH),
+                                               (uint32_t)address[l]);
     }
     for (unsigned space = 0; space < 3; space++) {
         access.space = (watch_space)space;
@@ -427,7 +378,7 @@ void exec_flat(wave *w, const isa_row *row)
     lane_addresses(w, row, address);
     count_misaligned(w, info, exec, address);
     if (w->group->watched && (!watch_flat(w, row, info, exec, address) ||
-                              !watch_lds_targets(w, row, exec))) {
+                              !exec_watch_lds_targets(w, row, exec))) {
         return;
     }
     fast = row->format != F_SCRATCH && one_region(w, info, exec, address);
@@ -441,174 +392,17 @@ void exec_flat(wave *w, const isa_row *row)
             uint64_t window = a >> 32 << 32;
             if (row->format == F_SCRATCH ||
                 (row->format == F_FLAT && window == APERTURE_PRIVATE)) {
-                found = scratch_place(w, info, l, pair(w, SRC_FLAT_SCRATCH),
-                                      (uint32_t)a, &p);
+                found = exec_scratch_place(
+                    w, info, l, pair(w, SRC_FLAT_SCRATCH), (uint32_t)a, &p);
             } else if (row->format == F_FLAT && window == APERTURE_SHARED) {
                 found = lds_place(w, info, l, (uint32_t)a, &p);
             } else {
-                found = global_place(w, info, l, a, info->bytes, &p);
+                found = exec_global_place(w, info, l, a, info->bytes, &p);
             }
         }
         if (!found) {
             return;
         }
-        access_lane(w, row, info, l, &p);
-    }
-}
-
-/* ---- MUBUF ------------------------------------------------------------- */
-
-/* The four dwords of a buffer descriptor. */
-typedef struct descriptor {
-    uint64_t base;
-    uint32_t stride, records;
-    bool scratch; /* swizzled and adds the lane number */
-} descriptor;
-
-static descriptor read_descriptor(const wave *w, unsigned at)
-{
-    descriptor d = {.base = pair(w, at) & UINT64_C(0xffffffffffff),
-                    .stride = w->s[at + 1] >> 16 & 0x3fff,
-                    .records = w->s[at + 2],
-                    .scratch = w->s[at + 1] >> 31 != 0 &&
-                               (w->s[at + 3] >> 23 & 1) != 0};
-    return d;
-}
-
-/* Loads or stores the dwords that are within the buffer; the others read
- * zero or are dropped, as compilers expect. */
-static void raw_buffer_lane(wave *w, const isa_row *row, const isa_info *info,
-                            unsigned l, const descriptor *buffer,
-                            uint64_t offset, uint64_t address)
-{
-    uint32_t unit = info->bytes < 4 ? info->bytes : 4;
-    uint64_t limit = buffer->records;
-    uint64_t inside = offset >= limit ? 0 : (limit - offset) / unit * unit;
-    uint32_t bytes = inside < info->bytes ? (uint32_t)inside : info->bytes;
-    place p = {.kind = PLACE_NONE};
-    uint32_t word[4] = {0};
-
-    if (info->access == M_ATOMIC && bytes < info->bytes) {
-        bytes = 0;
-    }
-    if (bytes > 0 && !global_place(w, info, l, address, bytes, &p)) {
-        return;
-    }
-    if (bytes == info->bytes || bytes == 0) {
-        access_lane(w, row, info, l, &p);
-    } else if (isa_is_store(info)) {
-        for (unsigned k = 0; k < bytes / 4; k++) {
-            word[k] = *reg(w, row->data + k, l);
-        }
-        deposit(&p, word, bytes);
-    } else {
-        fetch(&p, word, bytes);
-        for (unsigned k = 0; k < info->bytes / 4u; k++) {
-            *reg(w, row->dst + k, l) = word[k];
-        }
-    }
-}
-
-/* Tells the watchers of the lanes that are within the buffer. Those that are
- * partly inside follow, by the dwords that they move; atomics move all or
- * nothing. */
-static bool watch_buffer(wave *w, const isa_row *row, const isa_info *info,
-                         const descriptor *buffer, uint32_t soffset,
-                         const uint32_t *index, const uint32_t *voffset)
-{
-    uint64_t part[4] = {0}; /* lanes of which so many dwords are inside */
-    watch_access access = {
-        .bytes = info->bytes,
-        .kind = access_bits(info),
-        .space = buffer->scratch ? SPACE_SCRATCH : SPACE_GLOBAL,
-        .reg = row->data,
-    };
-
-    for (uint64_t left = exec_mask(w); left != 0; left &= left - 1) {
-        unsigned l = (unsigned)__builtin_ctzll(left);
-        uint64_t offset = (uint64_t)voffset[l] + (uint32_t)row->offset;
-        uint64_t raw = offset + soffset;
-
-        if (buffer->scratch) {
-            access.at[l] =
-                private_byte(w, buffer->base + soffset, (uint32_t)offset);
-        } else if (buffer->stride != 0) {
-            access.at[l] =
-                buffer->base + raw + (uint64_t)index[l] * buffer->stride;
-            if (index[l] >= buffer->records) {
-                continue;
-            }
-        } else {
-            access.at[l] = buffer->base + raw;
-            if (raw >= buffer->records) {
-                continue;
-            }
-            if (raw + info->bytes > buffer->records) {
-                part[(buffer->records - raw) / 4] |= UINT64_C(1) << l;
-                continue;
-            }
-        }
-        access.lanes |= UINT64_C(1) << l;
-    }
-    /* Also without a lane inside: the others read zero. */
-    bool good = watch_access_lanes(w, row, &access);
-    for (unsigned d = 1; d < 4 && good && info->access != M_ATOMIC; d++) {
-        access.bytes = 4 * d;
-        access.lanes = part[d];
-        good = part[d] == 0 || watch_access_lanes(w, row, &access);
-    }
-    return good;
-}
-
-void exec_mubuf(wave *w, const isa_row *row)
-{
-    const isa_info *info = &isa_ops[row->op];
-    uint64_t exec = exec_mask(w);
-
-    if (info->access == M_CACHE) {
-        return;
-    }
-    descriptor buffer = read_descriptor(w, row->base);
-    uint32_t soffset = (uint32_t)exec_operand(w, row, row->soffset, T_u32);
-    const lane *v = w->v + (size_t)row->addr * SIM_LANES;
-    uint32_t index[SIM_LANES] = {0}, voffset[SIM_LANES] = {0};
-
-    for (unsigned l = 0; l < SIM_LANES; l++) {
-        if (row->idxen) {
-            index[l] = v[l].u;
-        }
-        if (row->offen) {
-            voffset[l] = row->idxen ? v[SIM_LANES + l].u : v[l].u;
-        }
-    }
-    if (w->group->watched &&
-        (!watch_buffer(w, row, info, &buffer, soffset, index, voffset) ||
-         !watch_lds_targets(w, row, exec))) {
-        return;
-    }
-    for (uint64_t left = exec; left != 0 && w->state == WAVE_RUNNING;
-         left &= left - 1) {
-        unsigned l = (unsigned)__builtin_ctzll(left);
-        uint64_t offset = (uint64_t)voffset[l] + (uint32_t)row->offset;
-
-        if (buffer.scratch) {
-            place p = {.kind = PLACE_NONE};
-            if (!scratch_place(w, info, l, buffer.base + soffset,
-                               (uint32_t)offset, &p)) {
-                return;
-            }
-            access_lane(w, row, info, l, &p);
-        } else if (buffer.stride == 0) {
-            raw_buffer_lane(w, row, info, l, &buffer, offset + soffset,
-                            buffer.base + soffset + offset);
-        } else {
-            /* Structured: one check on the index. */
-            descriptor one = buffer;
-            bool inside = index[l] < buffer.records;
-            one.records = inside ? UINT32_MAX : 0;
-            raw_buffer_lane(w, row, info, l, &one, offset,
-                            buffer.base + soffset + offset +
-                                (uint64_t)index[l] * buffer.stride);
-        }
+        exec_access_lane(w, row, info, l, &p);
     }
 }
