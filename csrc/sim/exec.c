@@ -1,12 +1,11 @@
 /* exec.c: one workgroup from its first to its last instruction.
  *
- * Sets up the waves as the packet processor would, runs each to its next
- * barrier or its end in turn, and reports faults. What instructions do is in
- * exec_scalar.c, exec_vector.h, exec_memory.c and exec_lds.c. Accesses are
- * complete when their instruction is, so waits need no work.
+ * Runs each wave to its next barrier or its end in turn, and reports faults. In
+ * which state they begin is in exec_start.c; what instructions do is in
+ * exec_scalar.c, exec_vector.h, exec_memory.c, exec_buffer.c and exec_lds.c.
+ * Accesses are complete when their instruction is, so waits need no work.
  *
- * Source: Vega ISA chapters 3 and 4; LLVM's AMDGPU usage guide for the
- * initial registers.
+ * Source: Vega ISA chapters 3 and 4.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #define _POSIX_C_SOURCE 200809L
@@ -20,17 +19,6 @@
 
 /* Instructions after which the next wave has its turn. */
 enum { SLICE = 10000 };
-
-/* kernel_code_properties: which user SGPRs the kernel asks for, in order. */
-enum {
-    PROPERTY_PRIVATE_BUFFER = 1,
-    PROPERTY_DISPATCH_PTR = 2,
-    PROPERTY_QUEUE_PTR = 4,
-    PROPERTY_KERNARG_PTR = 8,
-    PROPERTY_DISPATCH_ID = 16,
-    PROPERTY_FLAT_SCRATCH = 32,
-    PROPERTY_PRIVATE_SIZE = 64
-};
 
 /* ---- memory checks and faults ------------------------------------------ */
 
@@ -153,114 +141,6 @@ void sim_group_free(sim_group *group)
     free(group->lds);
     free(group->scratch);
     free(group);
-}
-
-/* ---- initial state ----------------------------------------------------- */
-
-static void poison(void *memory, size_t bytes)
-{
-    static const uint32_t word = EXEC_POISON;
-    uint8_t *to = memory;
-
-    for (; bytes >= sizeof word; bytes -= sizeof word, to += sizeof word) {
-        memcpy(to, &word, sizeof word);
-    }
-    memcpy(to, &word, bytes);
-}
-
-/* User SGPRs in the order of the property bits, then the system ones. */
-static void initial_sgprs(wave *w)
-{
-    const sim_group *g = w->group;
-    const sim_dispatch *dispatch = g->dispatch;
-    unsigned properties = dispatch->descriptor.properties;
-    uint32_t rsrc2 = dispatch->descriptor.rsrc2;
-    uint64_t scratch = (uint64_t)(uintptr_t)g->scratch;
-    unsigned next = 0;
-
-    if (properties & PROPERTY_PRIVATE_BUFFER) {
-        /* swizzle; index stride 64, element 4 bytes, add thread id */
-        set_pair(w, 0, scratch | UINT64_C(1) << 63);
-        w->s[2] = UINT32_MAX;
-        w->s[3] = 3u << 21 | 1u << 19 | 1u << 23;
-        next = 4;
-    }
-    if (properties & PROPERTY_DISPATCH_PTR) {
-        set_pair(w, next, dispatch->packet);
-        next += 2;
-    }
-    if (properties & PROPERTY_QUEUE_PTR) {
-        next += 2;
-    }
-    if (properties & PROPERTY_KERNARG_PTR) {
-        set_pair(w, next, dispatch->kernarg);
-        next += 2;
-    }
-    if (properties & PROPERTY_DISPATCH_ID) {
-        set_pair(w, next, 0);
-        next += 2;
-    }
-    if (properties & PROPERTY_FLAT_SCRATCH) {
-        set_pair(w, next, scratch);
-        next += 2;
-    }
-    if (properties & PROPERTY_PRIVATE_SIZE) {
-        w->s[next] = dispatch->descriptor.private_bytes;
-        next += 1;
-    }
-    next = rsrc2 >> 1 & 31;
-    for (unsigned i = 0; i < 3; i++) {
-        if (rsrc2 >> (7 + i) & 1) {
-            w->s[next++] = g->id[i];
-        }
-    }
-    if (rsrc2 >> 10 & 1) {
-        w->s[next++] = g->active;
-    }
-    if (rsrc2 & 1) {
-        w->s[next] = (uint32_t)(w->index * g->scratch_wave);
-    }
-}
-
-/* Ids and EXEC of wave w in a workgroup of size[0] x size[1] x size[2]. */
-static void initial_lanes(wave *w, const uint32_t size[3])
-{
-    uint32_t dims = w->group->dispatch->descriptor.rsrc2 >> 11 & 3;
-    uint64_t items = (uint64_t)size[0] * size[1] * size[2];
-    uint64_t exec = 0;
-
-    for (uint32_t l = 0; l < SIM_LANES; l++) {
-        uint64_t item = (uint64_t)w->index * SIM_LANES + l;
-        if (item >= items) {
-            break;
-        }
-        exec |= UINT64_C(1) << l;
-        w->v[l].u = (uint32_t)(item % size[0]);
-        if (dims >= 1 && w->vgprs > 1) {
-            w->v[SIM_LANES + l].u = (uint32_t)(item / size[0] % size[1]);
-        }
-        if (dims >= 2 && w->vgprs > 2) {
-            w->v[2 * SIM_LANES + l].u = (uint32_t)(item / size[0] / size[1]);
-        }
-    }
-    set_pair(w, SRC_EXEC, exec);
-}
-
-static void start_wave(wave *w, const uint32_t size[3])
-{
-    const sim_dispatch *dispatch = w->group->dispatch;
-
-    poison(w->s, sizeof w->s);
-    poison(w->v, (size_t)w->vgprs * SIM_LANES * sizeof(lane));
-    w->scc = 0;
-    w->mode = (dispatch->descriptor.rsrc1 >> 12 & 0xff) |
-              (dispatch->descriptor.rsrc1 >> 21 & 1) << MODE_DX10_CLAMP |
-              (dispatch->descriptor.rsrc1 >> 23 & 1) << MODE_IEEE;
-    w->state = WAVE_RUNNING;
-    w->row = NULL;
-    w->pc = (size_t)((dispatch->entry - dispatch->code->address) / 4);
-    initial_sgprs(w);
-    initial_lanes(w, size);
 }
 
 /* ---- execution --------------------------------------------------------- */
@@ -531,10 +411,11 @@ bool sim_group_run(sim_group *group, const sim_dispatch *dispatch,
     group->active =
         (uint32_t)(((uint64_t)size[0] * size[1] * size[2] + SIM_LANES - 1) /
                    SIM_LANES);
-    poison(group->lds, group->lds_bytes);
-    poison(group->scratch, (size_t)(group->scratch_wave * group->wave_count));
+    exec_poison(group->lds, group->lds_bytes);
+    exec_poison(group->scratch,
+                (size_t)(group->scratch_wave * group->wave_count));
     for (uint32_t i = 0; i < group->active; i++) {
-        start_wave(&group->waves[i], size);
+        exec_start_wave(&group->waves[i], size);
     }
     group->turn = group->active - 1;
     if (group->watched) {

@@ -1,6 +1,7 @@
 /* exec.h: the state of one workgroup, shared by exec*.c (internal).
  *
- *   exec.c          creation, initial state, wave scheduling, faults
+ *   exec.c          creation, wave scheduling, faults
+ *   exec_start.c    initial state
  *   exec_scalar.c   SALU and scalar memory
  *   exec_vector.h   VALU; compiled by exec_portable.c and exec_avx2.c
  *   exec_memory.c   FLAT, GLOBAL, SCRATCH
@@ -126,6 +127,12 @@ static inline uint64_t exec_random(uint64_t *state)
 /* Value of a source code that is not a VGPR, for an operand of this type. */
 uint64_t exec_operand(const wave *w, const isa_row *row, unsigned code,
                       unsigned type);
+
+/* Fills memory with EXEC_POISON. */
+void exec_poison(void *memory, size_t bytes);
+
+/* Sets a wave to its beginning, in a workgroup of `size` work-items. */
+void exec_start_wave(wave *w, const uint32_t size[3]);
 
 /* Records the fault of the instruction in execution and stops the wave;
  * later faults of the same run are ignored. */
