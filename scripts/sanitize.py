@@ -38,13 +38,14 @@ FLAGS = (
 # instructions those about memory. Threads matter to launches alone.
 TESTS = {
     "address,undefined": [
-        *("test_object.py", "test_runtime.py", "test_hip_calls.py", "test_faults.py"),
-        *("test_lines.py", "test_fuzz_corpus.py", "test_exec_memory.py"),
-        *("test_exec_forms.py", "test_compiled.py", "test_profile.py"),
+        *("test_object.py", "test_runtime.py", "test_threads.py", "test_hip_calls.py"),
+        *("test_faults.py", "test_lines.py", "test_fuzz_corpus.py"),
+        *("test_exec_memory.py", "test_exec_forms.py", "test_compiled.py"),
+        "test_profile.py",
         *("test_check_races.py", "test_check_undefined.py", "test_check_waits.py"),
     ],
     "thread": [
-        *("test_runtime.py", "test_hip_calls.py", "test_faults.py"),
+        *("test_runtime.py", "test_threads.py", "test_hip_calls.py", "test_faults.py"),
         *("test_exec_memory.py", "test_compiled.py", "test_profile.py"),
         *("test_check_races.py", "test_check_waits.py"),
     ],
