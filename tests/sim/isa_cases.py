@@ -9,7 +9,7 @@ import random
 
 import isa_numbers as n
 import isa_valu as v
-from isa_model import FLOATS, OPS, USUAL_MODE, Op
+from isa_ops import FLOATS, OPS, USUAL_MODE, Op
 from isa_valu import Case, Dpp, Form, Source
 from oracle import Unit
 from vector_runner import random_exec, random_value

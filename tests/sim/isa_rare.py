@@ -14,8 +14,9 @@ from fractions import Fraction
 
 import isa_control
 import isa_numbers as n
-from isa_model import Env, byte_distance, op
+from isa_model import byte_distance
 from isa_numbers import M32, M64
+from isa_ops import Env, op
 from oracle import Unit
 
 # ---- vector ----------------------------------------------------------------

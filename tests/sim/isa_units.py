@@ -10,7 +10,7 @@ from collections.abc import Callable
 import isa_cases
 import isa_control
 import isa_memory
-import isa_model
+import isa_ops
 import isa_rare
 import isa_scalar
 from oracle import Unit
@@ -19,7 +19,7 @@ LANE_ACCESS = ["v_nop", "v_clrexcp", "v_readfirstlane_b32", "v_readlane_b32",
                "v_writelane_b32", "v_swap_b32"]  # fmt: skip
 # Family: (instruction, what makes its unit), ...
 BUILDERS: dict[str, list[tuple[str, Callable[[str], Unit]]]] = {
-    **{family: [(name, isa_cases.unit) for name, op in isa_model.OPS.items()
+    **{family: [(name, isa_cases.unit) for name, op in isa_ops.OPS.items()
                 if op.where == where]
        for family, where in (("vop1", "1"), ("vop2", "2"), ("vopc", "C"),
                              ("vop3", "3"), ("vop3p", "P"))},

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import isa_numbers as n
 import isa_tools
-from isa_model import FLOATS, OPS, USUAL_MODE, Env, Op
+from isa_ops import FLOATS, OPS, USUAL_MODE, Env, Op
 
 LANES = 64
 ALL = n.M64
