@@ -46,9 +46,10 @@ def isa_lines(score: dict[str, Any]) -> list[str]:
     """Rows of the instruction lists that a test notices to be wrong."""
     equivalent = len(score["equivalent"])
     return [
-        f"Rows of the instruction lists: {score['rows_killed']} of {score['rows']} are "
-        f"noticed when changed; mutants: {score['mutants_killed']} of "
-        f"{score['mutants']} killed, {equivalent} shown to be equivalent."
+        f"Rows of the instruction lists that are noticed when changed: "
+        f"{score['rows_killed']} of {score['rows']}. Changes noticed: "
+        f"{score['mutants_killed']} of {score['mutants'] - equivalent} that change a "
+        f"result ({equivalent} more change none)."
     ]
 
 
