@@ -4,6 +4,7 @@
  * SPDX-License-Identifier: BSD-3-Clause */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
+#include "lines.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -17,6 +18,25 @@ uint64_t check_offset(const wave *w, size_t pc)
     const sim_dispatch *dispatch = w->group->dispatch;
 
     return dispatch->code->address + 4 * (uint64_t)pc - dispatch->entry;
+}
+
+const char *check_place(const wave *w, size_t pc, char *text, size_t size)
+{
+    const sim_dispatch *dispatch = w->group->dispatch;
+    uint64_t offset = check_offset(w, pc);
+    const char *file;
+    unsigned line;
+
+    if (sim_lines_find(dispatch->lines, dispatch->text_entry + offset, &file,
+                       &line)) {
+        const char *slash = strrchr(file, '/');
+        (void)snprintf(text, size, "pc 0x%llx (%s:%u)",
+                       (unsigned long long)offset,
+                       slash != NULL ? slash + 1 : file, line);
+    } else {
+        (void)snprintf(text, size, "pc 0x%llx", (unsigned long long)offset);
+    }
+    return text;
 }
 
 /* The one in execution is the last. */
@@ -144,10 +164,11 @@ bool check_barrier(sim_group *g)
             continue;
         }
         if (first != NULL && w->row != first->row) {
+            char place[CHECK_PLACE];
             return check_report(
-                w, SIM_FAULT_BARRIER, "wave %u waits at another one, pc 0x%llx",
+                w, SIM_FAULT_BARRIER, "wave %u waits at another one, %s",
                 first->index,
-                (unsigned long long)check_offset(first, check_pc(first)));
+                check_place(first, check_pc(first), place, sizeof place));
         }
         first = first == NULL ? w : first;
     }
@@ -161,13 +182,14 @@ static bool missed_barrier(wave *w, uint64_t lanes)
 {
     const check_wave *c = check_of(w);
     uint64_t back = lanes & c->missed;
+    char place[CHECK_PLACE];
 
     return back == 0 ||
            check_report(w, SIM_FAULT_BARRIER,
-                        "lane %u goes on without the barrier at pc 0x%llx, "
-                        "which it was switched off at",
+                        "lane %u goes on without the barrier at %s, which it "
+                        "was switched off at",
                         (unsigned)__builtin_ctzll(back),
-                        (unsigned long long)check_offset(w, c->missed_pc));
+                        check_place(w, c->missed_pc, place, sizeof place));
 }
 
 /* ---- one instruction --------------------------------------------------- */

@@ -6,6 +6,7 @@
  *   check.c            one workgroup under check, reports
  *   check_undefined.c  bits that were never written, where they matter
  *   check_spread.c     how they pass from registers to registers
+ *   check_origin.c     where they come from, for the reports
  *   check_bits.c       the same for one operation
  *   check_waits.c      results that no s_waitcnt has waited for
  *   check_hazards.c    wait states that the program must insert
@@ -22,7 +23,10 @@
 #include "exec.h"
 #include "operands.h"
 
-enum { CHECK_TRAIL = 8 }; /* instructions of a wave that a report lists */
+enum {
+    CHECK_TRAIL = 8, /* instructions of a wave that a report lists */
+    CHECK_PLACE = 96 /* characters of a place in the code */
+};
 
 /* A row with what the checks ask about it, made when it first runs. */
 typedef struct check_row {
@@ -55,11 +59,25 @@ typedef struct check_set {
     uint64_t scalar[3], vector[SIM_VGPRS / 64];
 } check_set;
 
+/* Where a register's undefined bits come from. */
+typedef enum check_source {
+    SOURCE_REGISTER, /* `number`, never written */
+    SOURCE_LDS,      /* read at `pc` from LDS offset `number` */
+    SOURCE_SCRATCH,  /* read at `pc` from the lane's private byte `number` */
+    SOURCE_MEMORY    /* read at `pc`, wider than the tensor's element */
+} check_source;
+
+typedef struct check_origin {
+    uint32_t pc, number;
+    check_source source;
+} check_origin;
+
 typedef struct check_wave {
     /* undefined bits of each register, as the registers themselves */
     uint32_t *vector;                 /* 64 per VGPR */
     uint64_t any[SIM_VGPRS / 64];     /* VGPRs with an undefined bit */
     uint32_t scalar[OPERAND_SCALARS]; /* SCC: 0 or 1 */
+    check_origin vector_origin[SIM_VGPRS], scalar_origin[OPERAND_SCALARS];
     /* waits */
     check_pending queue[CHECK_QUEUE]; /* oldest first */
     unsigned queued;
@@ -101,7 +119,7 @@ typedef struct sim_check {
     /* scratch, in the layout of the scratch itself */
     uint8_t *scratch_undefined;
     /* global memory */
-    uint16_t group_code; /* this workgroup among the races' marks */
+    uint32_t group_code; /* this workgroup among the races' marks */
     struct race_page *page[2];
     uint64_t page_number[2];
 } sim_check;
@@ -130,6 +148,26 @@ static inline size_t check_pc(const wave *w)
 
 /* Distance of a row from the kernel's entry in bytes, for reports. */
 uint64_t check_offset(const wave *w, size_t pc);
+
+/* "pc 0x1c (file.hip:12)" of a row. */
+const char *check_place(const wave *w, size_t pc, char *text, size_t size);
+
+/* Origins: at the start of a wave; what a load has brought in; the one of an
+ * instruction's first undefined source (false: it has none), which its results
+ * then get. */
+void check_origin_start(check_wave *c);
+void check_origin_set(wave *w, unsigned code, check_source source,
+                      uint64_t number);
+bool check_origin_take(check_wave *c, const check_row *facts,
+                       check_origin *origin);
+void check_origin_give(check_wave *c, const check_row *facts,
+                       const check_origin *origin);
+/* Register `code`, as in `operand`, has undefined bits that matter; false. */
+bool check_report_undefined(wave *w, unsigned code, unsigned lane_index,
+                            const char *what);
+
+/* Adds to the report who has been at the dwords of LDS around `address`. */
+void check_lds_map(const wave *w, uint32_t address);
 
 /* Records a finding; always false. */
 bool check_report(wave *w, sim_fault_kind kind, const char *format, ...)

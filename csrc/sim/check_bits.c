@@ -135,6 +135,19 @@ uint64_t check_result_bits(unsigned op, partial a, partial b, partial c)
         return b.bad != 0
                    ? every
                    : bit_field(a.bad, b.value & 31, b.value >> 16 & 127, 32);
+    case ISA_s_bfe_i32:
+        return b.bad != 0 ? every
+                          : bit_field_signed(a.bad, b.value & 31,
+                                             b.value >> 16 & 127, 32) &
+                                every;
+    case ISA_s_bfe_i64:
+        return b.bad != 0 ? every
+                          : bit_field_signed(a.bad, b.value & 63,
+                                             b.value >> 16 & 127, 64);
+    case ISA_s_sext_i32_i8:
+        return bit_field_signed(a.bad, 0, 8, 32) & every;
+    case ISA_s_sext_i32_i16:
+        return bit_field_signed(a.bad, 0, 16, 32) & every;
     case ISA_s_bfe_u64:
         return b.bad != 0
                    ? every
@@ -168,6 +181,19 @@ uint64_t check_result_bits(unsigned op, partial a, partial b, partial c)
     case ISA_s_lshr_b64:
         return b.bad != 0 ? every
                           : a.bad >> (b.value & (every > UINT32_MAX ? 63 : 31));
+    case ISA_s_ashr_i32:
+        return b.bad != 0 ? every
+                          : arithmetic_shift(a.bad, b.value & 31, 32) & every;
+    case ISA_s_ashr_i64:
+        return b.bad != 0 ? every : arithmetic_shift(a.bad, b.value & 63, 64);
+    case ISA_s_lshl1_add_u32:
+    case ISA_s_lshl2_add_u32:
+    case ISA_s_lshl3_add_u32:
+    case ISA_s_lshl4_add_u32:
+        return carried(a.bad << (op - ISA_s_lshl1_add_u32 + 1) | b.bad) & every;
+    case ISA_v_add_lshl_u32:
+        return c.bad != 0 ? every
+                          : carried(a.bad | b.bad) << (c.value & 31) & every;
     case ISA_v_alignbit_b32:
         return c.bad != 0 ? every
                           : (a.bad << 32 | b.bad) >> (c.value & 31) & every;
@@ -211,6 +237,7 @@ uint64_t check_result_bits(unsigned op, partial a, partial b, partial c)
     case ISA_v_sub_co_u32:
     case ISA_v_subrev_co_u32:
     case ISA_v_add3_u32:
+    case ISA_v_xad_u32:
     case ISA_v_mul_lo_u32:
     case ISA_v_mad_u64_u32:
     case ISA_v_add_u16:

@@ -5,17 +5,20 @@
  * inputs costs nothing here.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
+#define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include "races.h"
 #include "tensors.h"
 
+#include <sched.h>
+
 #include <string.h>
 
-enum { PAGE_SHIFT = 12, PAGE_MASK = 4095 };
+enum { PAGE_SHIFT = 12, PAGE_MASK = 4095, SILENT_TRIES = 50 };
 
 void check_global_start(sim_group *g)
 {
-    g->check->group_code = (uint16_t)(exec_group_index(g) % RACE_GROUPS + 1);
+    g->check->group_code = (uint32_t)(exec_group_index(g) % RACE_GROUPS + 1);
     memset(g->check->page, 0, sizeof g->check->page);
 }
 
@@ -56,11 +59,11 @@ static race_page *page_at(sim_group *g, uint64_t address, unsigned way)
 }
 
 /* The code of a group that the access races with, or RACE_NOBODY. */
-static uint16_t mark(sim_group *g, uint64_t address, uint32_t bytes,
+static uint32_t mark(sim_group *g, uint64_t address, uint32_t bytes,
                      uint32_t kind, bool poll)
 {
     sim_races *races = g->dispatch->races;
-    uint16_t code = g->check->group_code;
+    uint32_t code = g->check->group_code;
     unsigned way = kind == SIM_WRITE;
 
     for (uint64_t at = address; at < address + bytes; at++) {
@@ -72,7 +75,7 @@ static uint16_t mark(sim_group *g, uint64_t address, uint32_t bytes,
             sim_races_poll(races, page, at & PAGE_MASK, code);
             continue;
         }
-        uint16_t other =
+        uint32_t other =
             sim_races_mark(races, page, at & PAGE_MASK, kind, code);
         if (other != RACE_NOBODY) {
             return other;
@@ -82,15 +85,15 @@ static uint16_t mark(sim_group *g, uint64_t address, uint32_t bytes,
 }
 
 static bool report_race(wave *w, unsigned l, uint64_t address, uint32_t bytes,
-                        uint16_t other)
+                        uint32_t other)
 {
     if (other == RACE_MANY) {
         return check_report_at(w, SIM_FAULT_RACE, l, address, bytes,
                                "several other workgroups read it");
     }
     return check_report_at(w, SIM_FAULT_RACE, l, address, bytes,
-                           "workgroup number %u touches it, too, and their "
-                           "order is not defined",
+                           "workgroup %u of the grid touches it, too, and "
+                           "their order is not defined",
                            other - 1u);
 }
 
@@ -104,10 +107,21 @@ static bool lane_races(wave *w, const isa_row *row, const watch_access *access,
     if (!exec_allowed(g, address, access->bytes, SIM_WRITE)) {
         return true; /* nobody may write it, or the executor will say so */
     }
-    uint16_t other = mark(g, address, access->bytes, access->kind, poll);
-    return other == RACE_NOBODY ||
-           check_silent(w, row, access, l, (const void *)(uintptr_t)address) ||
-           report_race(w, l, address, access->bytes, other);
+    if (check_silent(w, row, access, l, (const void *)(uintptr_t)address)) {
+        return true;
+    }
+    uint32_t other = mark(g, address, access->bytes, access->kind, poll);
+    if (other == RACE_NOBODY) {
+        return true;
+    }
+    /* The other workgroup may be about to store the same value. */
+    for (int tries = 0; tries < SILENT_TRIES; tries++) {
+        if (check_silent(w, row, access, l, (const void *)(uintptr_t)address)) {
+            return true;
+        }
+        (void)sched_yield();
+    }
+    return report_race(w, l, address, access->bytes, other);
 }
 
 /* ---- accesses ---------------------------------------------------------- */
@@ -150,12 +164,27 @@ static bool data_is_defined(wave *w, const isa_row *row,
                               access->lanes);
 }
 
+static bool allowed(sim_group *g, uint64_t address, uint32_t bytes,
+                    uint32_t kind)
+{
+    return ((kind & SIM_READ) == 0 ||
+            exec_allowed(g, address, bytes, SIM_READ)) &&
+           ((kind & SIM_WRITE) == 0 ||
+            exec_allowed(g, address, bytes, SIM_WRITE));
+}
+
 bool check_global(wave *w, const isa_row *row, const watch_access *access)
 {
     sim_group *g = w->group;
     bool atomic = access->kind == (SIM_READ | SIM_WRITE);
     bool races = g->dispatch->races != NULL;
 
+    for (uint64_t left = access->lanes; left != 0; left &= left - 1) {
+        uint64_t at = access->at[__builtin_ctzll(left)];
+        if (!allowed(g, at, access->bytes, access->kind)) {
+            return true; /* the executor says it better */
+        }
+    }
     if ((access->kind & SIM_WRITE) != 0 && !data_is_defined(w, row, access)) {
         return false;
     }
@@ -175,17 +204,59 @@ bool check_global(wave *w, const isa_row *row, const watch_access *access)
     return true;
 }
 
-bool check_scalar(wave *w, uint64_t address, uint32_t bytes, uint32_t kind)
+/* The race of a scalar access, if it has one. */
+static bool scalar_race(wave *w, uint64_t address, uint32_t bytes,
+                        uint32_t kind)
 {
     sim_group *g = w->group;
 
-    if (!elements_only(w, 0, address, bytes, kind)) {
-        return false;
-    }
     if (g->dispatch->races == NULL ||
         !exec_allowed(g, address, bytes, SIM_WRITE)) {
         return true;
     }
-    uint16_t other = mark(g, address, bytes, kind, false);
+    uint32_t other = mark(g, address, bytes, kind, false);
     return other == RACE_NOBODY || report_race(w, 0, address, bytes, other);
+}
+
+/* A load that a compiler has widened: bytes that are no element of anything
+ * are undefined, and only if there is no other is that a finding. */
+static bool widened_load(wave *w, uint64_t address, uint32_t bytes)
+{
+    const sim_tensor_list *tensors = w->group->dispatch->tensors;
+    check_wave *c = check_of(w);
+    bool any = false, some_allowed = false;
+
+    for (uint32_t i = 0; i < bytes; i++) {
+        unsigned reg = w->row->dst + i / 4;
+        bool inside = exec_allowed(w->group, address + i, 1, SIM_READ);
+        some_allowed = some_allowed || inside;
+        if (inside && (tensors == NULL ||
+                       sim_tensors_find(tensors, address + i, 1, SIM_READ) !=
+                           SIM_ELEMENTS_GAP)) {
+            any = true;
+            if (!scalar_race(w, address + i, 1, SIM_READ)) {
+                return false;
+            }
+        } else {
+            c->scalar[reg] |= 0xffu << i % 4 * 8;
+            check_origin_set(w, reg, SOURCE_MEMORY, 0);
+        }
+    }
+    return any || !some_allowed || report_gap(w, 0, address, bytes, SIM_READ);
+}
+
+bool check_scalar(wave *w, uint64_t address, uint32_t bytes, uint32_t kind)
+{
+    sim_group *g = w->group;
+    const sim_tensor_list *tensors = g->dispatch->tensors;
+    bool whole = allowed(g, address, bytes, kind);
+
+    if (kind == SIM_READ && exec_widened(address, bytes) &&
+        (!whole ||
+         (tensors != NULL && sim_tensors_find(tensors, address, bytes, kind) ==
+                                 SIM_ELEMENTS_GAP))) {
+        return widened_load(w, address, bytes);
+    }
+    return !whole || (elements_only(w, 0, address, bytes, kind) &&
+                      scalar_race(w, address, bytes, kind));
 }

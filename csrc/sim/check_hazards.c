@@ -214,7 +214,7 @@ bool check_hazards(wave *w, const isa_row *row, const check_row *facts)
     }
     note_results(c, row, facts);
     if (row->op == ISA_s_nop) {
-        c->now += (uint32_t)row->offset & 7;
+        c->now += (uint32_t)row->offset & 15;
     }
     return true;
 }

@@ -138,14 +138,17 @@ static bool mark_lane(sim_check *check, uint32_t wave_index, uint32_t at,
     return false;
 }
 
-/* Who has been at the dwords around `address` since the last barrier. */
-static void add_map(wave *w, uint32_t address)
+void check_lds_map(const wave *w, uint32_t address)
 {
     const sim_check *check = w->group->check;
     sim_fault *fault = w->group->fault;
     uint32_t first = address / 4 > 2 ? address / 4 - 2 : 0;
+    if (fault->kind != SIM_FAULT_NONE) {
+        return; /* another wave's report */
+    }
+    (void)snprintf(fault->notes, sizeof fault->notes,
+                   "\n  since the last barrier:");
     size_t used = strlen(fault->notes);
-
     for (uint32_t i = first; i < first + 6 && i < w->group->lds_bytes / 4 &&
                              used < sizeof fault->notes;
          i++) {
@@ -174,21 +177,19 @@ static void add_map(wave *w, uint32_t address)
 static bool report_race(wave *w, unsigned l, uint32_t at, uint32_t bytes,
                         const race *found)
 {
-    if (w->group->fault->kind == SIM_FAULT_NONE) {
-        add_map(w, at);
-    }
+    char place[CHECK_PLACE], who[24];
+
+    check_lds_map(w, at);
+    (void)check_place(w, found->pc, place, sizeof place);
     if (found->other == MANY - 1) {
-        return check_report_at(w, SIM_FAULT_RACE_LDS, l, at, bytes,
-                               "several waves have %s it, the last at pc "
-                               "0x%llx, and no barrier lies in between",
-                               found->other_wrote ? "written" : "read",
-                               (unsigned long long)check_offset(w, found->pc));
+        (void)snprintf(who, sizeof who, "several waves");
+    } else {
+        (void)snprintf(who, sizeof who, "wave %u", found->other);
     }
     return check_report_at(w, SIM_FAULT_RACE_LDS, l, at, bytes,
-                           "wave %u %s it at pc 0x%llx and no barrier, with "
-                           "a wait before it, lies in between",
-                           found->other, found->other_wrote ? "wrote" : "read",
-                           (unsigned long long)check_offset(w, found->pc));
+                           "%s %s it at %s; no barrier that both have waited "
+                           "for orders the two",
+                           who, found->other_wrote ? "wrote" : "read", place);
 }
 
 static bool lds_races(wave *w, const isa_row *row, const watch_access *access,
@@ -200,9 +201,9 @@ static bool lds_races(wave *w, const isa_row *row, const watch_access *access,
     for (uint64_t left = lanes; left != 0; left &= left - 1) {
         unsigned l = (unsigned)__builtin_ctzll(left);
         uint32_t at = (uint32_t)access->at[l];
-        if (mark_lane(check, w->index, at, access->bytes, access->kind,
-                      check_pc(w), &found) &&
-            !check_silent(w, row, access, l, w->group->lds + at)) {
+        if (!check_silent(w, row, access, l, w->group->lds + at) &&
+            mark_lane(check, w->index, at, access->bytes, access->kind,
+                      check_pc(w), &found)) {
             return report_race(w, l, at, access->bytes, &found);
         }
     }
@@ -324,6 +325,12 @@ static void load_undefined(wave *w, const isa_row *row,
         for (unsigned k = 0; k < n; k++) {
             uint32_t *to = &check_vector(c, reg + k)[l];
             *to = loaded(info, *to, word[k]);
+            if (word[k] != 0) {
+                check_origin_set(w, SRC_VGPR + reg + k,
+                                 access->space == SPACE_LDS ? SOURCE_LDS
+                                                            : SOURCE_SCRATCH,
+                                 access->at[l] + 4 * k);
+            }
         }
     }
     for (unsigned k = 0; k < n; k++) {
@@ -421,12 +428,44 @@ static uint64_t lanes_within(const watch_access *access, uint64_t limit)
     return lanes;
 }
 
+/* Bytes that a load to LDS has not delivered yet, which only vmcnt tells. */
+static bool lds_load_pending(wave *w, const watch_access *access)
+{
+    const check_wave *c = check_of(w);
+
+    for (unsigned i = 0; i + 1 < c->queued; i++) {
+        const check_pending *p = &c->queue[i];
+        for (unsigned k = 0; p->vm && !p->flat && k < p->slots; k++) {
+            const check_lds_access *load =
+                &c->recent[(p->slot + k) % CHECK_LDS_SLOTS];
+            for (unsigned a = 0; a < SIM_LANES * SIM_LANES; a++) {
+                unsigned l = a / SIM_LANES, other = a % SIM_LANES;
+                if ((access->lanes >> l & 1) != 0 &&
+                    (load->lanes >> other & 1) != 0 &&
+                    access->at[l] < (uint64_t)load->at[other] + load->bytes &&
+                    load->at[other] < access->at[l] + access->bytes) {
+                    char place[CHECK_PLACE];
+                    (void)check_report_at(
+                        w, SIM_FAULT_WAIT, l, access->at[l], access->bytes,
+                        "LDS 0x%x, which the load to LDS at %s may not have "
+                        "delivered",
+                        (unsigned)access->at[l],
+                        check_place(w, p->pc, place, sizeof place));
+                    return true;
+                }
+            }
+        }
+    }
+    return false;
+}
+
 bool check_lds(wave *w, const isa_row *row, const watch_access *access)
 {
     uint64_t lanes = lanes_within(access, w->group->lds_bytes);
 
     check_waits_lds(check_of(w), access);
-    return memory_undefined(w, row, access, lanes) &&
+    return (row->lds || !lds_load_pending(w, access)) &&
+           memory_undefined(w, row, access, lanes) &&
            lds_races(w, row, access, lanes);
 }
 

@@ -141,7 +141,9 @@ static bool row_is_clean(const wave *w, const isa_row *row)
 static bool cancels(const isa_row *row)
 {
     return row->src[0] == row->src[1] && row->ext == ISA_EXT_NONE &&
-           (row->op == ISA_v_xor_b32 || row->op == ISA_v_sub_u32);
+           (row->op == ISA_v_xor_b32 || row->op == ISA_v_sub_u32 ||
+            row->op == ISA_v_subrev_u32 || row->op == ISA_v_sub_co_u32 ||
+            row->op == ISA_v_subrev_co_u32);
 }
 
 /* Which bits of the destination register the result takes, and from where
@@ -330,27 +332,58 @@ void check_propagate(wave *w, const isa_row *row)
 
 /* ---- scalar instructions ----------------------------------------------- */
 
-/* SCC is "result is not zero" for the bitwise ones: one defined 1 decides. */
-static bool scc_is_defined(unsigned op, uint64_t value, uint64_t bad)
+/* Bits of the result that are surely set, where that is easily said. */
+static uint64_t surely_set(unsigned op, partial a, partial b, uint64_t bad)
 {
+    uint64_t value = 0;
+
     switch (op) {
     case ISA_s_and_b32:
     case ISA_s_and_b64:
+        value = a.value & b.value;
+        break;
     case ISA_s_or_b32:
     case ISA_s_or_b64:
+        value = a.value | b.value;
+        break;
     case ISA_s_andn2_b32:
     case ISA_s_andn2_b64:
-        return bad == 0 || (value & ~bad) != 0;
+        value = a.value & ~b.value;
+        break;
+    case ISA_s_lshr_b32:
+    case ISA_s_lshr_b64:
+        value = a.value >> (b.value & (op == ISA_s_lshr_b32 ? 31 : 63));
+        break;
     default:
-        return false;
+        break;
     }
+    return value & ~bad;
 }
 
-static uint64_t bitwise_value(unsigned op, uint64_t a, uint64_t b)
+/* Whether SCC is undefined, of an instruction with an undefined source. */
+static bool scc_undefined(unsigned op, partial a, partial b, uint64_t bad)
 {
-    return op == ISA_s_and_b32 || op == ISA_s_and_b64 ? a & b
-           : op == ISA_s_or_b32 || op == ISA_s_or_b64 ? a | b
-                                                      : a & ~b;
+    uint64_t differ = (a.value ^ b.value) & ~(a.bad | b.bad);
+
+    switch (op) {
+    case ISA_s_bitcmp0_b32:
+    case ISA_s_bitcmp1_b32:
+        return b.bad != 0 || (a.bad >> (b.value & 31) & 1) != 0;
+    case ISA_s_bitcmp0_b64:
+    case ISA_s_bitcmp1_b64:
+        return b.bad != 0 || (a.bad >> (b.value & 63) & 1) != 0;
+    case ISA_s_cmp_eq_u32:
+    case ISA_s_cmp_lg_u32:
+    case ISA_s_cmp_eq_i32:
+    case ISA_s_cmp_lg_i32:
+        return (differ & UINT32_MAX) == 0;
+    case ISA_s_cmp_eq_u64:
+    case ISA_s_cmp_lg_u64:
+        return differ == 0;
+    default:
+        return !isa_scc_is_nonzero(op) ||
+               (bad != 0 && surely_set(op, a, b, bad) == 0);
+    }
 }
 
 static void set_scalar(check_wave *c, unsigned reg, unsigned count,
@@ -409,7 +442,8 @@ void check_propagate_scalar(wave *w, const isa_row *row, const check_row *facts)
 {
     const isa_info *info = &isa_ops[row->op];
     check_wave *c = check_of(w);
-    partial a = {0, 0}, b = {0, 0}, old = {0, 0};
+    const partial none = {0, 0};
+    partial a = none, b = none;
     uint64_t bad = 0;
     bool any = false, uses_scc = false;
 
@@ -431,24 +465,47 @@ void check_propagate_scalar(wave *w, const isa_row *row, const check_row *facts)
     if (saves_exec(w, row, a)) {
         return;
     }
-    if (row->op == ISA_s_cselect_b32 || row->op == ISA_s_cselect_b64) {
-        bad = c->scalar[OPERAND_SCC] != 0 ? a.bad | b.bad | (a.value ^ b.value)
-              : w->scc != 0               ? a.bad
-                                          : b.bad;
-    } else if (info->format == F_SOPK || uses_scc) {
-        bad = any ? UINT64_MAX : 0;
-    } else if ((row->op == ISA_s_xor_b32 || row->op == ISA_s_xor_b64) &&
-               row->src[0] == row->src[1]) {
-        any = false;
-    } else {
-        bad = check_result_bits(row->op, a, b, old);
+    bool choice = c->scalar[OPERAND_SCC] == 0;
+    uint64_t old = c->scalar[row->dst % OPERAND_SCALARS];
+    switch (row->op) {
+    case ISA_s_cselect_b32:
+    case ISA_s_cselect_b64:
+        bad = !choice       ? a.bad | b.bad | (a.value ^ b.value)
+              : w->scc != 0 ? a.bad
+                            : b.bad;
+        break;
+    case ISA_s_cmov_b32:
+    case ISA_s_cmov_b64:
+    case ISA_s_cmovk_i32:
+        old |= isa_registers(info->type[0]) == 2
+                   ? (uint64_t)c->scalar[row->dst + 1] << 32
+                   : 0;
+        bad = !choice ? UINT64_MAX : w->scc != 0 ? a.bad : old;
+        break;
+    case ISA_s_bitset0_b32:
+    case ISA_s_bitset1_b32:
+        bad = a.bad != 0 ? UINT64_MAX : old & ~(UINT64_C(1) << (a.value & 31));
+        break;
+    case ISA_s_sub_u32:
+    case ISA_s_sub_i32:
+    case ISA_s_xor_b32:
+    case ISA_s_xor_b64:
+        if (row->src[0] == row->src[1]) { /* zero, whatever it was */
+            any = false;
+            break;
+        }
+        bad = check_result_bits(row->op, a, b, none);
+        break;
+    default:
+        bad = info->format == F_SOPK || uses_scc
+                  ? (any ? UINT64_MAX : 0)
+                  : check_result_bits(row->op, a, b, none);
         if (info->format == F_SOP1 && any && a.bad == 0) {
             bad = UINT64_MAX; /* the old destination */
         }
+        break;
     }
-    bool scc =
-        any &&
-        !scc_is_defined(row->op, bitwise_value(row->op, a.value, b.value), bad);
+    bool scc = any && scc_undefined(row->op, a, b, bad);
     for (unsigned i = 0; i < facts->uses.count; i++) {
         const operand *use = &facts->uses.of[i];
         if (use->role != ROLE_RESULT) {

@@ -43,6 +43,7 @@ void check_undefined_start(wave *w)
         c->scalar[r] = w->s[r] == EXEC_POISON ? UINT32_MAX : 0;
     }
     c->scalar[OPERAND_SCC] = 1;
+    check_origin_start(c);
 }
 
 /* ---- findings ---------------------------------------------------------- */
@@ -62,20 +63,6 @@ static unsigned undefined_lane(check_wave *c, unsigned reg, uint64_t exec,
     return SIM_LANES;
 }
 
-static bool report_scalar(wave *w, unsigned reg, const char *what)
-{
-    return check_report(w, SIM_FAULT_UNDEFINED, "s%u, never written, %s", reg,
-                        what);
-}
-
-static bool report_vector(wave *w, unsigned lane_index, unsigned reg,
-                          const char *what)
-{
-    return check_report_at(w, SIM_FAULT_UNDEFINED, lane_index, 0, 0,
-                           "v%u of lane %u, never written, %s", reg, lane_index,
-                           what);
-}
-
 static bool defined_addresses(wave *w, const check_row *facts, uint64_t exec)
 {
     check_wave *c = check_of(w);
@@ -89,13 +76,14 @@ static bool defined_addresses(wave *w, const check_row *facts, uint64_t exec)
              r++) {
             if (r < SRC_VGPR) {
                 if (c->scalar[r] != 0) {
-                    return report_scalar(w, r, "is part of an address");
+                    return check_report_undefined(w, r, 0,
+                                                  "is part of an address");
                 }
             } else if (check_any(c, r - SRC_VGPR)) {
                 unsigned l = undefined_lane(c, r - SRC_VGPR, exec, UINT32_MAX);
                 if (l < SIM_LANES) {
-                    return report_vector(w, l, r - SRC_VGPR,
-                                         "is part of an address");
+                    return check_report_undefined(w, r, l,
+                                                  "is part of an address");
                 }
             }
         }
@@ -130,10 +118,10 @@ bool check_defined_data(wave *w, const isa_row *row, unsigned reg,
         if (check_any(c, r)) {
             unsigned l = undefined_lane(c, r, lanes, stored_bits(info));
             if (l < SIM_LANES) {
-                return report_vector(w, l, r,
-                                     info->access == M_ATOMIC
-                                         ? "goes into an atomic"
-                                         : "is stored");
+                return check_report_undefined(w, SRC_VGPR + r, l,
+                                              info->access == M_ATOMIC
+                                                  ? "goes into an atomic"
+                                                  : "is stored");
             }
         }
     }
@@ -150,21 +138,19 @@ static bool defined_control(wave *w, const isa_row *row)
     case ISA_s_cbranch_scc0:
     case ISA_s_cbranch_scc1:
         return c->scalar[OPERAND_SCC] == 0 ||
-               check_report(w, SIM_FAULT_UNDEFINED,
-                            "SCC, made of what was never written, decides a "
-                            "branch");
+               check_report_undefined(w, OPERAND_SCC, 0, "decides a branch");
     case ISA_s_cbranch_vccz:
     case ISA_s_cbranch_vccnz:
         /* One defined bit that is set decides. */
         return vcc == 0 || (pair(w, SRC_VCC) & ~vcc) != 0 ||
-               check_report(w, SIM_FAULT_UNDEFINED,
-                            "VCC, made of what was never written, decides a "
-                            "branch");
+               check_report_undefined(
+                   w, c->scalar[SRC_VCC] != 0 ? SRC_VCC : SRC_VCC + 1, 0,
+                   "as half of VCC, decides a branch");
     case ISA_s_setpc_b64:
     case ISA_s_swappc_b64:
         return (c->scalar[row->src[0] % OPERAND_SCC] |
                 c->scalar[(row->src[0] + 1) % OPERAND_SCC]) == 0 ||
-               report_scalar(w, row->src[0], "is a jump's target");
+               check_report_undefined(w, row->src[0], 0, "is a jump's target");
     default:
         return true;
     }
@@ -181,10 +167,8 @@ static bool defined_exec(wave *w)
         return true;
     }
     c->scalar[SRC_EXEC] = c->scalar[SRC_EXEC + 1] = 0;
-    return check_report(w, SIM_FAULT_UNDEFINED,
-                        "bit %u of EXEC, made of what was never written, "
-                        "decides whether a lane is active",
-                        (unsigned)__builtin_ctzll(bad));
+    return check_report_undefined(w, SRC_EXEC, 0,
+                                  "decides which lanes are active");
 }
 
 /* True if a register that the instruction names has an undefined bit. */
@@ -205,20 +189,22 @@ static bool concerned(const check_wave *c, const check_row *facts)
 bool check_undefined(wave *w, const isa_row *row, const check_row *facts)
 {
     check_wave *c = check_of(w);
+    check_origin origin;
 
     if (!concerned(c, facts)) {
         return true;
     }
+    bool spreads = check_origin_take(c, facts, &origin);
     switch (row->issue) {
     case ISSUE_VALU:
         check_propagate(w, row);
-        return defined_exec(w);
+        break;
     case ISSUE_SCALAR:
         if (!defined_control(w, row)) {
             return false;
         }
         check_propagate_scalar(w, row, facts);
-        return defined_exec(w);
+        break;
     case ISSUE_SMEM:
         if (!defined_addresses(w, facts, UINT64_MAX)) {
             return false;
@@ -228,7 +214,7 @@ bool check_undefined(wave *w, const isa_row *row, const check_row *facts)
             for (unsigned r = use->first; r < (unsigned)use->first + use->count;
                  r++) {
                 if (use->role == ROLE_DATA && c->scalar[r] != 0) {
-                    return report_scalar(w, r, "is stored");
+                    return check_report_undefined(w, r, 0, "is stored");
                 }
                 if (use->role == ROLE_RESULT) {
                     c->scalar[r] = 0;
@@ -241,6 +227,10 @@ bool check_undefined(wave *w, const isa_row *row, const check_row *facts)
             return false;
         }
         check_exchange(w, row);
-        return true;
+        break;
     }
+    if (spreads) {
+        check_origin_give(c, facts, &origin);
+    }
+    return defined_exec(w);
 }

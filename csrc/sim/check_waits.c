@@ -269,13 +269,13 @@ bool check_waits(wave *w, const isa_row *row, const check_row *facts)
         if (meets(c, row, use)) {
             bool vector = use->first >= SRC_VGPR;
             unsigned first = use->first - (vector ? (unsigned)SRC_VGPR : 0u);
+            char place[CHECK_PLACE];
             return check_report(
                 w, SIM_FAULT_WAIT,
-                "%s %c[%u:%u], which the access at pc 0x%llx may not have "
-                "returned",
+                "%s %c[%u:%u], which the access at %s may not have returned",
                 use->role == ROLE_RESULT ? "overwrites" : "reads",
                 vector ? 'v' : 's', first, first + use->count - 1u,
-                (unsigned long long)check_offset(w, loader(c, use)));
+                check_place(w, loader(c, use), place, sizeof place));
         }
     }
     if (row->issue == ISSUE_DS || row->issue == ISSUE_FLAT ||

@@ -187,15 +187,18 @@ static void valu_indexed(wave *w, const isa_row *row)
 /* An endless loop; perhaps for something that comes after a barrier. */
 static void budget_fault(wave *w)
 {
-    char detail[64] = "";
+    char detail[128];
     uint32_t waiting = 0;
 
     for (uint32_t i = 0; i < w->group->active; i++) {
         waiting += w->group->waves[i].state == WAVE_BARRIER;
     }
+    int n = snprintf(detail, sizeof detail,
+                     "%llu wave instructions of one workgroup (HIPSIM_BUDGET)",
+                     (unsigned long long)w->group->executed);
     if (waiting > 0) {
-        (void)snprintf(detail, sizeof detail,
-                       "%u of %u waves wait at a barrier", waiting,
+        (void)snprintf(detail + n, sizeof detail - (size_t)n,
+                       ", %u of %u waves wait at a barrier", waiting,
                        w->group->active);
     }
     exec_fault(w, SIM_FAULT_BUDGET, detail);

@@ -144,6 +144,12 @@ void exec_fault_at(wave *w, sim_fault_kind kind, unsigned lane_index,
 bool exec_allowed(sim_group *g, uint64_t address, uint64_t bytes,
                   uint32_t access);
 
+/* True for a scalar load that may be wider than what the program asked for. */
+static inline bool exec_widened(uint64_t address, uint32_t bytes)
+{
+    return bytes <= 16 && address % bytes == 0;
+}
+
 /* Makes a vector row name the registers that M0 moves it to; returns one past
  * the highest of them. */
 uint32_t exec_indexed(const wave *w, isa_row *row);

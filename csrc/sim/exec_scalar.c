@@ -304,6 +304,30 @@ void exec_scalar(wave *w, const isa_row *row)
 
 /* ---- scalar memory ----------------------------------------------------- */
 
+/* Compilers widen a scalar load to its natural alignment: the rest cannot lie
+ * in another page, and its value is not used. So of such a load only a part
+ * has to be the launch's memory; the rest reads as undefined. */
+static bool load_part(wave *w, unsigned dst, uint64_t address, uint32_t bytes)
+{
+    uint8_t *to = (uint8_t *)&w->s[dst];
+    uint8_t value[16];
+    bool any = false;
+
+    if (!exec_widened(address, bytes)) {
+        return false;
+    }
+    for (uint32_t i = 0; i < bytes; i++) {
+        bool inside = exec_allowed(w->group, address + i, 1, SIM_READ);
+        value[i] = inside ? *(const uint8_t *)(uintptr_t)(address + i)
+                          : (uint8_t)(EXEC_POISON & 0xff);
+        any = any || inside;
+    }
+    if (any) {
+        memcpy(to, value, bytes);
+    }
+    return any;
+}
+
 void exec_smem(wave *w, const isa_row *row)
 {
     const isa_info *info = &isa_ops[row->op];
@@ -355,7 +379,9 @@ void exec_smem(wave *w, const isa_row *row)
         return;
     }
     if (!exec_allowed(w->group, address, bytes, store ? SIM_WRITE : SIM_READ)) {
-        exec_fault_at(w, SIM_FAULT_ADDRESS, 0, address, bytes, "");
+        if (store || !load_part(w, row->dst, address, bytes)) {
+            exec_fault_at(w, SIM_FAULT_ADDRESS, 0, address, bytes, "");
+        }
     } else if (store) {
         memcpy((void *)(uintptr_t)address, &w->s[row->dst], bytes);
     } else {

@@ -26,8 +26,8 @@
 enum { KERNARG_ALIGN = 64 };
 
 /* Wave instructions per workgroup after which a checked kernel counts as
- * endless, if no budget is set: minutes. */
-#define CHECK_BUDGET UINT64_C(400000000)
+ * endless, if no budget is set: half a minute. */
+#define CHECK_BUDGET UINT64_C(100000000)
 
 /* Private bytes of a work-item. From code object v5 on compilers state only
  * what they know; where recursion, calls through pointers or variable arrays

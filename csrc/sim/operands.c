@@ -269,3 +269,9 @@ void isa_operands(const isa_row *row, operands *out)
         break;
     }
 }
+
+bool isa_scc_is_nonzero(unsigned op)
+{
+    return statements[op] != NULL &&
+           strstr(statements[op], "SCC = D != 0") != NULL;
+}

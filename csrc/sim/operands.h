@@ -31,6 +31,9 @@ typedef struct operands {
     operand of[OPERAND_MAX];
 } operands;
 
+/* True for a scalar instruction that sets SCC if its result is not zero. */
+bool isa_scc_is_nonzero(unsigned op);
+
 /* EXEC as the mask of active lanes is not listed. */
 void isa_operands(const isa_row *row, operands *out);
 

@@ -8,7 +8,7 @@
  * reported. That is lenient, because the marks do not say what came before
  * the atomic; a kernel without atomics is checked to the full.
  *
- * Threads mark at the same time; a mark is one 32-bit word that is exchanged.
+ * Threads mark at the same time; a mark is one 64-bit word that is exchanged.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "races.h"
@@ -16,16 +16,16 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-enum { PAGES = 1 << 16, PAGE_BYTES = 4096 };
+enum { PAGES = 1 << 16, PAGE_BYTES = 4096, ORDERED = 1 << 16 };
 
 struct race_page {
-    _Atomic uint32_t mark[PAGE_BYTES]; /* writer, reader << 16 */
+    _Atomic uint64_t mark[PAGE_BYTES]; /* writer, reader << 32 */
 };
 
 struct sim_races {
     _Atomic uint64_t number[PAGES]; /* page number + 1, 0 free */
     _Atomic(race_page *) page[PAGES];
-    _Atomic uint8_t ordered[RACE_MANY + 1]; /* groups that use atomics */
+    _Atomic uint8_t ordered[ORDERED]; /* groups that use atomics, by hash */
 };
 
 sim_races *sim_races_create(void)
@@ -79,20 +79,21 @@ race_page *sim_races_page(sim_races *races, uint64_t number)
     return NULL;
 }
 
-static bool both_ordered(sim_races *races, uint16_t code, uint16_t other)
+static bool both_ordered(sim_races *races, uint32_t code, uint32_t other)
 {
-    return atomic_load(&races->ordered[code]) != 0 &&
-           (other == RACE_MANY || atomic_load(&races->ordered[other]) != 0);
+    return atomic_load(&races->ordered[code % ORDERED]) != 0 &&
+           (other == RACE_MANY ||
+            atomic_load(&races->ordered[other % ORDERED]) != 0);
 }
 
-uint16_t sim_races_mark(sim_races *races, race_page *page, uint32_t offset,
-                        uint32_t kind, uint16_t code)
+uint32_t sim_races_mark(sim_races *races, race_page *page, uint32_t offset,
+                        uint32_t kind, uint32_t code)
 {
-    _Atomic uint32_t *mark = &page->mark[offset];
-    uint32_t old = atomic_load_explicit(mark, memory_order_relaxed), new;
+    _Atomic uint64_t *mark = &page->mark[offset];
+    uint64_t old = atomic_load_explicit(mark, memory_order_relaxed), new;
 
     do {
-        uint16_t writer = (uint16_t)old, reader = (uint16_t)(old >> 16);
+        uint32_t writer = (uint32_t)old, reader = (uint32_t)(old >> 32);
         if (writer != RACE_NOBODY && writer != code &&
             !both_ordered(races, code, writer)) {
             return writer;
@@ -102,28 +103,28 @@ uint16_t sim_races_mark(sim_races *races, race_page *page, uint32_t offset,
                 !both_ordered(races, code, reader)) {
                 return reader;
             }
-            new = (uint32_t)reader << 16 | code;
+            new = (uint64_t)reader << 32 | code;
         } else {
-            uint16_t by =
+            uint32_t by =
                 reader == RACE_NOBODY || reader == code ? code : RACE_MANY;
-            new = (uint32_t)by << 16 | writer;
+            new = (uint64_t)by << 32 | writer;
         }
     } while (new != old && !atomic_compare_exchange_weak(mark, &old, new));
     return RACE_NOBODY;
 }
 
-void sim_races_atomic(sim_races *races, uint16_t code)
+void sim_races_atomic(sim_races *races, uint32_t code)
 {
-    atomic_store(&races->ordered[code], 1);
+    atomic_store(&races->ordered[code % ORDERED], 1);
 }
 
 void sim_races_poll(sim_races *races, race_page *page, uint32_t offset,
-                    uint16_t code)
+                    uint32_t code)
 {
-    uint16_t writer = (uint16_t)atomic_load(&page->mark[offset]);
+    uint32_t writer = (uint32_t)atomic_load(&page->mark[offset]);
 
     if (writer != RACE_NOBODY && writer != code) {
-        atomic_store(&races->ordered[code], 1);
-        atomic_store(&races->ordered[writer], 1);
+        atomic_store(&races->ordered[code % ORDERED], 1);
+        atomic_store(&races->ordered[writer % ORDERED], 1);
     }
 }

@@ -73,7 +73,7 @@ typedef struct sim_fault {
     uint64_t address;      /* global address, LDS or scratch offset */
     uint32_t bytes;        /* size of the access */
     char instruction[128]; /* disassembly */
-    char detail[192];      /* one short clause, may be empty */
+    char detail[320];      /* one short clause, may be empty */
     char notes[2048];      /* more lines, each after a newline */
 } sim_fault;
 

@@ -161,6 +161,28 @@ def test_workgroups_with_their_own_bytes_are_not_reported(name, threads, option)
     assert findings(GROUP + GLOBAL_RACES[name][1], groups=4) == ""
 
 
+def test_no_two_workgroups_of_a_large_grid_are_taken_for_one():
+    body = (
+        "v_mov_b32 v7, 0\nv_mov_b32 v5, s6\ns_cmp_eq_u32 s6, 0\n"
+        "s_cbranch_scc1 .Lwrite\ns_cmp_eq_u32 s6, 0xfffe\ns_cbranch_scc0 .Lend\n"
+        ".Lwrite:\nglobal_store_dword v7, v5, s[10:11]\n"
+    )
+    buffers = [hipsim.Buffer(bytearray(b"\xff" * 64), "rw") for _ in range(2)]
+    report = findings(body, groups=65536, buffers=buffers)
+    assert "race between workgroups" in report
+
+
+def test_a_store_of_what_is_there_counts_in_no_order():
+    body = (
+        "v_mov_b32 v7, 0\ns_cmp_eq_u32 s6, {}\ns_cbranch_scc1 .Lread\n"
+        "global_store_dword v7, v7, s[10:11]\ns_endpgm\n"
+        ".Lread:\nglobal_load_dword v6, v7, s[10:11]\n"
+    )
+    for reader in (0, 1):
+        buffers = [hipsim.Buffer(bytearray(64), "rw") for _ in range(2)]
+        assert findings(body.format(reader), groups=2, buffers=buffers) == ""
+
+
 # ---- barriers --------------------------------------------------------------
 
 BARRIERS = {
@@ -242,7 +264,7 @@ ELEMENTS = {
 @pytest.mark.parametrize("name", ELEMENTS)
 def test_an_access_between_the_elements_of_a_view_is_reported(name):
     body, width = ELEMENTS[name]
-    views = [View(8, width - 1, 16) for _ in range(2)]
+    views = [View(9, width - 1, 16) for _ in range(2)]
     report = findings(ROWS.format(pitch=16) + body, buffers=views)
     assert "access outside a tensor's elements" in report, report
 

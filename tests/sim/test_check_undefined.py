@@ -17,7 +17,14 @@ TO_LDS = (
     "buffer_load_dword v2, s[12:15], 0 offen lds\ns_waitcnt vmcnt(0)\n"
 )
 
+# s20 of which only the low half is defined; it is 0
+HALF = "v_lshl_or_b32 v3, v9, 16, v0\nv_readfirstlane_b32 s20, v3\n"
+
 REPORTED = {
+    "sign of half an SGPR": HALF + "s_ashr_i32 s21, s20, 16\nv_mov_b32 v4, s21\n"
+    + OUT.format("v4"),
+    "undefined bit of an SGPR decides": HALF + "s_bitcmp1_b32 s20, 20\n"
+    "s_cbranch_scc1 .Lend",
     "stored VGPR": OUT.format("v9"),
     "VGPR in a global address": "global_load_dword v3, v9, s[8:9]",
     "SGPR in a global address": "global_load_dword v3, v2, s[40:41]",
@@ -101,6 +108,16 @@ CLEAN = {
     "s_waitcnt lgkmcnt(0)\n" + OUT.format("v3"),
     "rounded conversion": "v_cvt_f16_f32 v3, v0\nv_cvt_f16_f32 v4, v0\n"
     "v_pack_b32_f16 v5, v3, v4\n" + OUT.format("v5"),
+    "half of an SGPR, extended": HALF + "s_sext_i32_i16 s21, s20\nv_mov_b32 v4, s21\n"
+    + OUT.format("v4"),
+    "bit of half an SGPR decides": HALF + "s_bitcmp1_b32 s20, 3\ns_cbranch_scc1 .Lend",
+    "field of half an SGPR decides": HALF + "s_bfe_u32 s21, s20, 0x50003\n"
+    "s_cbranch_scc1 .Lend",
+    "signed field of half an SGPR": HALF + "s_bfe_i32 s21, s20, 0x50003\n"
+    "v_mov_b32 v4, s21\n" + OUT.format("v4"),
+    "half an SGPR, shifted and added": HALF + "s_lshl2_add_u32 s21, s20, 1\n"
+    "s_and_b32 s21, s21, 0xff\nv_mov_b32 v4, s21\n" + OUT.format("v4"),
+    "defined bits differ": HALF + "s_cmp_eq_u32 s20, 9\ns_cbranch_scc1 .Lend",
     "lane exchange within": "ds_bpermute_b32 v3, v2, v0\ns_waitcnt lgkmcnt(0)\n"
     + OUT.format("v3"),
     "results in four registers, two of which were defined": "v_mov_b32 v4, 0\n"
@@ -134,4 +151,7 @@ def test_undefined_bits_that_do_not_matter_are_not_reported(name):
 def test_report_names_register_and_lane():
     body = "v_mov_b32 v3, 0\nv_writelane_b32 v3, s40, 5\n" + OUT.format("v3")
     report = findings(body)
-    assert "undefined value" in report and "v3 of lane 5, never written" in report
+    assert (
+        "undefined value" in report
+        and "v3 of lane 5, made of s40, which was never written" in report
+    )

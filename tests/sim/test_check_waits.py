@@ -176,6 +176,23 @@ def test_just_enough_wait_states_are_not_reported(name):
     assert findings(HAZARDS[name][1], lds=4096) == ""
 
 
+@pytest.mark.parametrize("count", [1, 8, 15])
+def test_s_nop_counts_with_four_bits(count):
+    move = "v_mov_b32_dpp v4, v3 row_shr:1 row_mask:0xf"
+    assert findings(f"v_mov_b32 v3, v2\ns_nop {count}\n{move}") == ""
+
+
+def test_lds_that_a_load_to_lds_has_not_delivered_is_reported():
+    load = (
+        BUFFER
+        + "s_mov_b32 m0, 0\ns_nop 0\n"
+        + ("buffer_load_dword v2, s[12:15], 0 offen lds\n")
+    )
+    read = "ds_read_b32 v5, v2"
+    assert "may not have delivered" in findings(load + read, lds=4096)
+    assert findings(load + "s_waitcnt vmcnt(0)\n" + read, lds=4096) == ""
+
+
 def test_another_register_needs_no_wait_state():
     assert (
         findings(

@@ -260,7 +260,7 @@ def test_access_rights_hold(compile_hip):
 def test_an_access_may_cross_into_an_abutting_buffer(compile_hip):
     source = """
     typedef float float4 __attribute__((ext_vector_type(4)));
-    GLOBAL void wide(float4 *out, const float4 *in) { *out = *in; }
+    GLOBAL void wide(float4 *out, const float4 *in) { out[lane()] = in[lane()]; }
     """
     data, out = floats(range(4)), floats([0] * 4)
     halves = [Buffer(data, "r", size=8), Buffer(data, "rw", offset=8)]
