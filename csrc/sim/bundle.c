@@ -32,9 +32,9 @@ static uint64_t read_u64(const uint8_t *at)
     return value;
 }
 
-/* How well a bundle entry fits: 0 not at all, higher is better. Any gfx906 code
- * runs, and after it what is for every gfx9 card; best is what names the device's features, then what is built for either
- * setting, then what names the opposite. */
+/* How well a bundle entry fits: 0 not at all, higher is better. Best is gfx906
+ * code that names the device's features, then what is built for either setting,
+ * then what names the opposite, and at last what is for every gfx9 card. */
 static int score_triple(const char *triple, bool runnable)
 {
     const char *arch = strstr(triple, "gfx");
@@ -50,7 +50,7 @@ static int score_triple(const char *triple, bool runnable)
         (arch[6] != '\0' && arch[6] != ':')) {
         return runnable ? 0 : 1;
     }
-    return 6 + (strstr(arch, ":sramecc+") != NULL) +
+    return 7 + (strstr(arch, ":sramecc+") != NULL) +
            (strstr(arch, ":xnack-") != NULL) -
            2 * (strstr(arch, ":sramecc-") != NULL) -
            2 * (strstr(arch, ":xnack+") != NULL);
