@@ -5,8 +5,8 @@
  * if one of them writes it, whichever order the simulator ran them in.
  * An access that no wait has completed when its wave reaches the barrier is
  * still under way afterwards, so it counts in the next epoch too. Atomics may
- * meet each other. A store of what is already there changes nothing that
- * another wave could see and does not count.
+ * meet each other. A store that finds its value there already is no race with
+ * an access before it: the other wave cannot tell.
  *
  * Each byte has a mark for its writer and one for its reader: 0 nobody, wave
  * + 1, MANY for several readers; ATOMIC is added for an atomic's write.

@@ -1,5 +1,5 @@
-/* exec_sources.h: the sources of a vector instruction as rows of 64 values, after
- * DPP, SDWA, op_sel, widening, sign modifiers and flushing; a part of
+/* exec_sources.h: the sources of a vector instruction as rows of 64 values,
+ * after DPP, SDWA, op_sel, widening, sign modifiers and flushing; a part of
  * exec_vector.h.
  *
  * SPDX-License-Identifier: BSD-3-Clause */

@@ -40,7 +40,8 @@ typedef struct hipsim_event *hipEvent_t;
 
 /* A tensor that a launch may touch, used in place. Sizes and strides are in
  * elements; ndim 0 means one element. The whole range from the lowest to past
- * the highest element is allowed, gaps between rows included. */
+ * the highest element is allowed, gaps between rows included; at check level 2
+ * an access to such a gap is a fault. */
 enum { HIPSIM_READ = 1, HIPSIM_WRITE = 2, HIPSIM_MAX_DIMS = 6 };
 typedef struct hipsim_tensor {
     const void *data;
@@ -52,10 +53,10 @@ typedef struct hipsim_tensor {
 } hipsim_tensor;
 
 typedef struct hipsim_stats {
-    uint64_t wave_instructions;
+    uint64_t wave_instructions; /* executed, one for all lanes of a wave */
     uint64_t waves;
     uint64_t workgroups;
-    uint64_t misaligned;
+    uint64_t misaligned; /* vector and LDS accesses; counted from level 1 on */
 } hipsim_stats;
 
 /* hipModuleLaunchKernel with the launch's own memory: only `tensors`, the
@@ -75,21 +76,32 @@ HIPSIM_API hipError_t hipsimModuleLoad(hipModule_t *module, const void *image,
                                        size_t bytes);
 
 /* Why the calling thread's last hip* or hipsim* call failed: one line with
- * kernel, pc, instruction, workgroup, wave, lane, address. "" if it did not.
+ * kernel, pc, instruction, workgroup, wave, lane, address; what check level 2
+ * finds has more lines, the wave's last instructions. "" if it did not fail.
  * Valid until the thread's next call (asking for error codes and their names
  * does not count). */
 HIPSIM_API const char *hipsimLastReport(void);
 
-/* "check" (0..2), "threads" (0 = all cores), "cpu" (0 portable code,
- * 1 best for this host), "budget" (wave instructions per workgroup, 0 none),
- * "sample" (run only so many workgroups of a launch, spread over the grid: results are
- * incomplete, counters and bounds of a profile scale to the whole; 0 all),
- * "seed" (order of the waves, 0 in turn), "dot2" and "ulp" (what is not
- * documented about v_dot2_f32_f16 and the estimates), "profile" (0..1),
- * "profile_groups" (how many workgroups of a profiled launch are traced),
- * "skip" (leave out the instruction at this offset from the kernel's entry, -1
- * none) and "probe" (report the s_waitcnt there if it has anything to wait
- * for but stores to global memory; level 2): for tests that ask whether an instruction is needed. First
+/* Options, their values and what they do:
+ *
+ *   check           0 to 2, the check level
+ *   threads         per launch, 0 all cores
+ *   cpu             0 portable code, 1 best for this host
+ *   budget          wave instructions per workgroup, 0 none
+ *   sample          workgroups of a launch that run, spread over the grid, 0
+ *                   all. Results are incomplete; bounds of a profile scale to
+ *                   the whole
+ *   seed            order of the waves: 0 in turn, else random
+ *   dot2, ulp       what is not documented about v_dot2_f32_f16 and about the
+ *                   estimates
+ *   profile         1: launches are counted and timed
+ *   profile_groups  workgroups of a profiled launch that are traced
+ *   skip            leave out the instruction at this offset from the kernel's
+ *                   entry, -1 none
+ *   probe           report the s_waitcnt there if it waits for anything but
+ *                   stores to global memory, -1 none; needs level 2
+ *
+ * skip and probe are for tests that ask whether an instruction is needed. First
  * read from HIPSIM_CHECK, HIPSIM_THREADS, ... once; HIPSIM_DOT2 and HIPSIM_ULP
  * take words. */
 HIPSIM_API hipError_t hipsimSetOption(const char *name, int64_t value);
@@ -158,12 +170,14 @@ HIPSIM_API hipError_t hipsimTakeProfile(char **json);
  * sgpr_spills, code_bytes, kernarg_bytes, max_threads, wave_size, metadata
  * (false: no note, so some of these are 0), args [{name, offset, size,
  * kind}]}].
- * Works for every AMDGPU architecture (only running needs gfx906).
+ * Works for every AMDGPU architecture (only running needs code that gfx906
+ * runs: its own, or gfx9-generic).
  * *json is malloc'ed; release with hipsimFree. */
 HIPSIM_API hipError_t hipsimObjectInfo(const void *image, size_t bytes,
                                        char **json);
 
-/* Disassembly of one kernel, or of all if kernel is NULL; hipsimFree it. */
+/* Disassembly of one kernel, or of all if kernel is NULL; hipsimFree it. For
+ * code that gfx906 runs. */
 HIPSIM_API hipError_t hipsimDisassemble(const void *image, size_t bytes,
                                         const char *kernel, char **text);
 
@@ -172,6 +186,8 @@ HIPSIM_API hipError_t hipsimDisassemble(const void *image, size_t bytes,
  * built with -g. */
 HIPSIM_API hipError_t hipsimDisassembleLines(const void *image, size_t bytes,
                                              const char *kernel, char **text);
+
+/* Releases what these functions return; accepts NULL. */
 HIPSIM_API void hipsimFree(void *memory);
 
 /* The HIP subset is exported under HIP's own names and signatures, to be

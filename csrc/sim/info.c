@@ -1,7 +1,7 @@
 /* info.c: what is in a code object, as JSON and as assembly.
  *
  * Works on every AMDGPU architecture that object.c loads; the disassembly
- * needs our decoder and is for gfx906 alone.
+ * needs our decoder and is for what gfx906 runs.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "object.h"
@@ -205,7 +205,8 @@ static hipError_t disassemble(const void *image, size_t bytes,
         kernel != NULL ? sim_object_find(object, kernel) : NULL;
     if (!sim_arch_runs(object->flags)) {
         status = sim_fail(hipErrorNoBinaryForGpu,
-                          "disassembly: built for %s, expected gfx906",
+                          "disassembly: built for %s, expected gfx906 "
+                          "or gfx9-generic",
                           sim_arch_name(object->flags));
         goto done;
     }

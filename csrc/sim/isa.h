@@ -239,7 +239,7 @@ static inline bool isa_has_constant(unsigned op)
            op == ISA_v_madmk_f16 || op == ISA_v_madak_f16;
 }
 
-/* The counters that an s_waitcnt waits for, at their highest: not waited for. */
+/* What an s_waitcnt names if it does not wait for a counter. */
 enum { ISA_VM_MAX = 63, ISA_EXP_MAX = 7, ISA_LGKM_MAX = 15 };
 
 typedef struct isa_wait {

@@ -440,7 +440,7 @@ static bool run_program(sim_lines *lines, unit *u)
     return good && !u->rest.failed;
 }
 
-/* ---- the object ----------------------------------------------------------- */
+/* ---- the object ---------------------------------------------------------- */
 
 /* The bytes of a section as they lie in the file; empty if it is not there. */
 static span find_section(const uint8_t *file, size_t size, const char *name)

@@ -2,7 +2,7 @@
  *
  *   object.c   file bytes -> sim_object: segments, kernels, metadata
  *   decode.c   instruction words -> sim_code: one decoded row per dword
- *   disasm.c   decoded row -> text
+ *   disasm*.c  decoded row -> text
  *   exec*.c    one workgroup: waves, registers, LDS, scratch, barriers
  *   memory.c   which addresses a launch may touch
  *   launch.c   a grid: workgroups over threads, first fault wins
