@@ -1,8 +1,8 @@
 """How fast the simulator runs the shipped forward kernel.
 
 Wave instructions per second at check level 0, with one and with two threads, with
-portable code and with the best code for this host, and at level 2; beside it per second of CPU time,
-which a busy machine does not lower.  Before any timing the result
+portable code and with the best code for this host, and at level 2; beside it per
+second of CPU time, which a busy machine does not lower.  Before any timing the result
 is compared with attention in fp64; after it, the outputs of all settings must be
 equal bit for bit.  The settings take turns, so that ratios belong to one time.
 
