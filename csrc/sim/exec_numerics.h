@@ -1,7 +1,7 @@
 /* exec_numerics.h: what no document says about the float unit, as settings
  * (internal): the inside of v_dot2_f32_f16, and estimates that are off by an
  * ulp. Kernels must keep their bounds under every setting, since the card's
- * choice is not known. Included by exec_meanings.h only; the default settings
+ * choice is not known. Included by exec_meanings.h only; default settings
  * do not come here.
  *
  * SPDX-License-Identifier: BSD-3-Clause */

@@ -76,8 +76,8 @@ HIPSIM_API hipError_t hipsimModuleLoad(hipModule_t *module, const void *image,
                                        size_t bytes);
 
 /* Why the calling thread's last hip* or hipsim* call failed: one line with
- * kernel, pc, instruction, workgroup, wave, lane, address; what check level 2
- * finds has more lines, the wave's last instructions. "" if it did not fail.
+ * kernel, pc, instruction, workgroup, wave, lane, address; at check level 2 more
+ * lines follow a fault, the wave's last instructions. "" if it did not fail.
  * Valid until the thread's next call (asking for error codes and their names
  * does not count). */
 HIPSIM_API const char *hipsimLastReport(void);

@@ -4,6 +4,7 @@
  * needs our decoder and is for what gfx906 runs.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
+#include "json.h"
 #include "object.h"
 #include "report.h"
 
@@ -55,21 +56,15 @@ static void put(builder *to, const char *format, ...)
     put_raw(to, piece);
 }
 
-/* A JSON string; bytes that are not printable ASCII become escapes. */
 static void put_string(builder *to, const char *text)
 {
-    put(to, "\"");
+    char byte[JSON_BYTE];
+
+    put_raw(to, "\"");
     for (; *text != '\0'; text++) {
-        unsigned char byte = (unsigned char)*text;
-        if (byte == '"' || byte == '\\') {
-            put(to, "\\%c", byte);
-        } else if (byte < 0x20 || byte >= 0x7f) {
-            put(to, "\\u%04x", byte);
-        } else {
-            put(to, "%c", byte);
-        }
+        put_raw(to, json_byte(*text, byte));
     }
-    put(to, "\"");
+    put_raw(to, "\"");
 }
 
 static void put_kernel(builder *to, const sim_kernel *kernel)

@@ -2,6 +2,7 @@
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #define _POSIX_C_SOURCE 200809L
+#include "json.h"
 #include "profile_model.h"
 
 #include <stdio.h>
@@ -22,16 +23,11 @@ static void put_number(FILE *out, double value)
 
 static void put_text(FILE *out, const char *text)
 {
+    char byte[JSON_BYTE];
+
     (void)fputc('"', out);
     for (; *text != '\0'; text++) {
-        unsigned char c = (unsigned char)*text;
-        if (c == '"' || c == '\\') {
-            (void)fprintf(out, "\\%c", c);
-        } else if (c < 0x20 || c > 0x7e) {
-            (void)fprintf(out, "\\u%04x", c);
-        } else {
-            (void)fputc(c, out);
-        }
+        (void)fputs(json_byte(*text, byte), out);
     }
     (void)fputc('"', out);
 }
