@@ -89,8 +89,9 @@ HIPSIM_API const char *hipsimLastReport(void);
  *   cpu             0 portable code, 1 best for this host
  *   budget          wave instructions per workgroup, 0 none
  *   sample          workgroups of a launch that run, spread over the grid, 0
- *                   all. Results are incomplete; bounds of a profile scale to
- *                   the whole
+ *                   all. Results are incomplete, and a profile's counters;
+ *                   its bounds and estimate scale to the grid, except that
+ *                   caches see the sample alone
  *   seed            order of the waves: 0 in turn, else random
  *   dot2, ulp       what is not documented about v_dot2_f32_f16 and about the
  *                   estimates

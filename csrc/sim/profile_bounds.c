@@ -136,13 +136,15 @@ static double whole_grid(const profile_launch *launch)
     return (double)launch->occupancy.groups / (double)launch->totals.groups;
 }
 
-/* The part of all work that the busiest compute unit has: most workgroups, if
- * they are alike, or the one that is longest. */
+/* The part of the whole grid's work that the busiest compute unit has: most
+ * workgroups, if they are alike, or the one that is longest. */
 static double busiest_share(const profile_launch *launch,
                             const profile_result *r)
 {
+    double all = (double)r->instructions * whole_grid(launch);
+
     return larger(launch->occupancy.busiest,
-                  (double)launch->totals.largest / (double)r->instructions);
+                  (double)launch->totals.largest / all);
 }
 
 static void find_bounds(const profile_launch *launch, const sums *s,

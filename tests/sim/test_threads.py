@@ -257,7 +257,7 @@ GLOBAL void kernel(float *out)
     out = bytearray(4 * 64 * 2048)
     option("profile", 1)
     with hipsim.Module(compile_hip(source)) as module:
-        for sample in (0, 64):
+        for sample in (0, 1, 16, 59, 64):
             option("sample", sample)
             hipsim.take_profile()
             module.kernel("kernel").launch(
@@ -267,4 +267,6 @@ GLOBAL void kernel(float *out)
             assert launch["groups_executed"] == (sample or 2048)
             assert launch["groups_total"] == 2048
             bounds.append({b["unit"]: b["cycles"] for b in launch["bounds"]})
-    assert bounds[1]["VALU"] == pytest.approx(bounds[0]["VALU"], rel=0.03)
+    for unit in ("VALU", "SALU", "TA", "L1", "WAVE"):  # caches do not scale
+        values = [clocks[unit] for clocks in bounds]
+        assert values[1:] == pytest.approx(values[:1] * 4, rel=0.03), unit
