@@ -4,8 +4,7 @@
  * most workgroups, if every other unit were infinitely fast. The estimate is
  * the longest of them, where vector ALU and LDS count as VALU + a x LDS: a is
  * fitted on the only two measured points there are (scripts/fit_overlap.py).
- * A launch that fits on the GPU at one time takes at least its schedule. The
- * estimate is a range, never a number: models like this one are off by 29 to
+ * No launch takes less than its schedule. The estimate is a range, never a number: models like this one are off by 29 to
  * 60 % without a card.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
@@ -181,7 +180,8 @@ static void find_bounds(const profile_launch *launch, const sums *s,
         share / waves;
 }
 
-static void make_estimate(const profile_launch *launch, profile_result *r)
+/* The formula knows no latency, the schedule does; both grow with the grid. */
+static void make_estimate(profile_result *r)
 {
     double longest = 0, spread = 1 + CONST(ERROR);
     double lds = CONST(OVERLAP) * r->lds_serial;
@@ -192,12 +192,7 @@ static void make_estimate(const profile_launch *launch, profile_result *r)
     }
     r->middle = larger(longest, r->bound[BOUND_VALU] + lds);
     r->middle = larger(r->middle, r->bound[BOUND_HBM] * reached);
-    if (launch->occupancy.groups <=
-        (uint64_t)launch->occupancy.groups_per_cu * COUNT(CUS)) {
-        /* All waves run at one time: latency counts, and only the schedule
-         * has it. */
-        r->middle = larger(r->middle, r->schedule);
-    }
+    r->middle = larger(r->middle, r->schedule);
     r->low = larger(longest, r->middle / spread);
     r->high = larger(r->middle, r->valu_slow + lds) * spread;
 }
@@ -252,11 +247,12 @@ void profile_evaluate(const profile_launch *launch,
     if (schedule->instructions > 0) {
         /* By instructions, since workgroups may differ in size. */
         double scale = (double)r->instructions / (double)schedule->instructions;
-        r->schedule = (double)schedule->cycles * scale * whole_grid(launch) *
-                      busiest_share(launch, r);
+        double all = (double)r->instructions * whole_grid(launch);
+        r->schedule = (double)schedule->cycles * all /
+                      (double)schedule->replayed * busiest_share(launch, r);
         SET(SQ_WAIT_INST_LDS, (double)schedule->lds_wait * scale / 4);
     }
-    make_estimate(launch, r);
+    make_estimate(r);
     SET(GRBM_COUNT, r->middle);
     SET(GRBM_GUI_ACTIVE, r->middle);
     derive(r);

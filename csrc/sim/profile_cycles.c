@@ -7,11 +7,14 @@
  * and s_waitcnt waits for that. Memory behind L1 is shared: a compute unit
  * gets its part of what L2 and HBM deliver.
  *
+ * Traced workgroups are repeated until the last round of slots is full, so
+ * that the clocks per workgroup are not those of a half empty compute unit.
+ *
  * This is a simulated schedule, not a measurement: latencies are placeholders
- * and instruction fetch costs nothing. It shows where waves wait; how long a
- * launch takes is left to the fitted estimate of profile_bounds.c. The two
- * differ, because here LDS work hides behind other waves as well as the queues
- * allow, while the fit says how much of it hides on a real card.
+ * and instruction fetch costs nothing. It shows where waves wait, and is the
+ * estimate where latency is what counts. Where units are busy, the fit of
+ * profile_bounds.c is longer: here LDS work hides behind other waves as well as
+ * the queues allow, while the fit says how much of it hides on a real card.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "profile_model.h"
@@ -61,7 +64,8 @@ typedef struct cu {
     cu_wave *waves;                              /* slots * group_waves */
     uint32_t slots, group_waves;
     uint32_t *alive; /* per slot: waves not ended */
-    size_t placed;   /* samples */
+    size_t placed;   /* workgroups */
+    size_t wanted;   /* the samples, and fillers for whole rounds of slots */
     uint64_t end;
 } cu;
 
@@ -274,6 +278,23 @@ static uint32_t kind_bits(profile_unit unit)
     return bits[unit];
 }
 
+static void count_stall(cu *c, const cu_wave *w, uint32_t at, uint64_t stall)
+{
+    c->out->stall[at] += w->span.filler ? 0 : stall;
+}
+
+static void count_issue(cu *c, const cu_wave *w, uint32_t at, bool lds,
+                        uint64_t stall)
+{
+    c->out->replayed++;
+    if (!w->span.filler) {
+        c->out->executed[at]++;
+        c->out->instructions++;
+        c->out->lds_wait += lds ? stall : 0;
+    }
+    count_stall(c, w, at, stall);
+}
+
 /* Tries to issue the wave's next instruction. */
 static void try_issue(cu *c, cu_wave *w, uint32_t *taken, uint64_t now)
 {
@@ -288,12 +309,7 @@ static void try_issue(cu *c, cu_wave *w, uint32_t *taken, uint64_t now)
     }
     *taken |= kind_bits(cost->unit);
     uint64_t stall = now - w->since;
-    c->out->stall[e->at] += stall;
-    c->out->executed[e->at]++;
-    c->out->instructions++;
-    if (cost->unit == UNIT_LDS) {
-        c->out->lds_wait += stall;
-    }
+    count_issue(c, w, e->at, cost->unit == UNIT_LDS, stall);
     if (row->op == ISA_s_waitcnt && stall > 0) {
         profile_span_add(c->out, &w->span, SPAN_WAIT, w->since, now);
     }
@@ -341,12 +357,16 @@ static uint32_t emptiest(const cu *c)
 /* Puts the next traced workgroup into a free slot, if there is one. */
 static void place(cu *c, uint32_t slot, uint64_t now)
 {
-    if (c->placed == c->launch->samples) {
+    if (c->placed == c->wanted) {
         return;
     }
-    const profile_trace *trace = c->launch->sampled[c->placed++];
-    c->out->groups++;
-    c->out->truncated += trace->truncated;
+    size_t samples = c->launch->samples;
+    const profile_trace *trace = c->launch->sampled[c->placed % samples];
+    bool filler = c->placed++ >= samples;
+    if (!filler) {
+        c->out->groups++;
+        c->out->truncated += trace->truncated;
+    }
     c->alive[slot] = trace->waves;
     for (uint32_t i = 0; i < trace->waves; i++) {
         cu_wave *w = &c->waves[slot * c->group_waves + i];
@@ -361,7 +381,10 @@ static void place(cu *c, uint32_t slot, uint64_t now)
             .slot = slot,
             .ready = now,
             .since = now,
-            .span = {.group = trace->index, .wave = i, .simd = index},
+            .span = {.group = trace->index,
+                     .wave = i,
+                     .simd = index,
+                     .filler = filler},
         };
         if (s->waves < MAX_SLOTS) {
             s->wave[s->waves++] = w;
@@ -387,7 +410,7 @@ static void release(cu *c, uint32_t slot, uint64_t now)
         if (w->barrier) {
             w->barrier = false;
             w->ready = w->since = now + COUNT(BARRIER);
-            c->out->stall[w->event[w->next - 1].at] += w->ready - w->arrived;
+            count_stall(c, w, w->event[w->next - 1].at, w->ready - w->arrived);
             profile_span_add(c->out, &w->span, SPAN_BARRIER, w->arrived,
                              w->ready);
             wake(c, w);
@@ -468,6 +491,7 @@ static bool set_up(cu *c)
     c->rows = launch->dispatch->code->row;
     c->simds = COUNT(SIMDS);
     c->slots = o->resident;
+    c->wanted = (launch->samples + c->slots - 1) / c->slots * c->slots;
     c->group_waves = o->group_waves;
     /* A lone compute unit is limited by its own port to L2. */
     c->l2_line = used / CONST(L2_CHANNELS);

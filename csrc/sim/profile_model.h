@@ -294,6 +294,8 @@ typedef struct profile_span {
     uint64_t group;
     uint32_t wave, simd;
     uint8_t what; /* profile_unit, or SPAN_WAIT, SPAN_BARRIER */
+    bool
+        filler; /* of a workgroup that fills a slot: neither counted nor kept */
     uint64_t begin, end;
 } profile_span;
 
@@ -301,8 +303,9 @@ enum { SPAN_WAIT = PROFILE_UNITS, SPAN_BARRIER };
 enum { SPAN_LIMIT = 4000 };
 
 typedef struct profile_schedule {
-    uint64_t cycles;       /* of one CU for the traced workgroups */
+    uint64_t cycles;       /* of one CU, all that was replayed */
     uint64_t instructions; /* traced */
+    uint64_t replayed;     /* the same and those that fill the last round */
     uint64_t groups, truncated;
     uint64_t lds_wait;  /* clocks that waves waited to issue to the LDS */
     uint64_t *stall;    /* per row: clocks waited before it issued */

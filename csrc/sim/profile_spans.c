@@ -13,7 +13,7 @@ enum { SPAN_GAP = 16 };
 
 static void store(profile_schedule *schedule, const profile_span *span)
 {
-    if (span->end == span->begin) {
+    if (span->end == span->begin || span->filler) {
         return;
     }
     if (schedule->spans < SPAN_LIMIT) {

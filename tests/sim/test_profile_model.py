@@ -163,6 +163,32 @@ def test_the_longest_workgroup_sets_the_bounds_if_no_other_does():
     assert launch["schedule"]["cycles"] == pytest.approx(1000 * 4, rel=0.15)
 
 
+def dependent_reads(shift: int | None = None) -> str:
+    """A hundred LDS reads that each wait for the one before; addresses are zero or,
+    with a shift, 2**shift bytes apart."""
+    address = "v_mov_b32 v2, 0" if shift is None else f"v_lshlrev_b32 v2, {shift}, v0"
+    reads = repeat("ds_read_b32 v3, v2\n s_waitcnt lgkmcnt(0)", 100)
+    return f"{address}\n ds_write_b32 v2, v3\n {reads} s_endpgm"
+
+
+@pytest.mark.parametrize("lds", [40000, 9000, 1500])
+def test_more_workgroups_never_need_less_time(lds):
+    """One, seven and forty workgroups fit on a compute unit."""
+    grids = (1, 15, 59, 60, 61, 119, 121, 300, 421, 480, 961, 1100, 2399, 2401)
+    launches = [profile(dependent_reads(), groups=n, lds=lds, vgprs=4) for n in grids]
+    places = 60 * launches[0]["groups_per_cu"]
+    for name in ("low", "middle", "high"):
+        times = [launch["estimate"]["cycles"][name] for launch in launches]
+        assert all(a <= b * 1.001 for a, b in zip(times, times[1:])), name
+    for groups, launch in zip(grids, launches):
+        cycles = launch["estimate"]["cycles"]
+        one = launches[0]["estimate"]["cycles"]["middle"]
+        assert cycles["middle"] >= launch["schedule"]["cycles"]
+        if groups <= places:  # latency is the same however many wait for it
+            assert cycles["middle"] == pytest.approx(one, rel=0.25)
+        assert cycles["middle"] >= groups // places * one
+
+
 def test_memory_bounds_follow_the_bytes():
     size = 1 << 20
     body = """
