@@ -163,7 +163,8 @@ HIPSIM_API hipError_t hipsimFaultsFired(const char *kind, uint64_t *count);
  * kernel's entry, count, lds_conflict_cycles, stall_cycles in the traced
  * executions, traced (executions), lanes (mean)}], timeline [{simd, group,
  * wave, events [[what, begin, end], ...]}]}].
- * All figures are simulated. *json is malloc'ed; release with hipsimFree. */
+ * All figures are simulated. *json is malloc'ed; release with hipsimFree. If
+ * memory runs out (hipErrorOutOfMemory) the launches are kept. */
 HIPSIM_API hipError_t hipsimTakeProfile(char **json);
 
 /* JSON text about a code object: target, arch, flags (e_flags), abi, kernels

@@ -1,83 +1,28 @@
 /* info.c: what is in a code object, as JSON and as assembly.
  *
  * Works on every AMDGPU architecture that object.c loads; the disassembly
- * needs our decoder and is for what gfx906 runs.
+ * needs our decoder and is for gfx906 alone.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
-#include "json.h"
 #include "object.h"
 #include "report.h"
+#include "text.h"
 
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-/* A growing string; `failed` is set for good when memory ran out. */
-typedef struct builder {
-    char *text;
-    size_t length, capacity;
-    bool failed;
-} builder;
-
-static void put_raw(builder *to, const char *piece)
+static void put_kernel(sim_text *to, const sim_kernel *kernel)
 {
-    size_t length = strlen(piece);
-
-    if (to->failed) {
-        return;
-    }
-    if (to->capacity - to->length <= length) {
-        size_t capacity = 2 * to->capacity + length + 256;
-        char *grown = realloc(to->text, capacity);
-        if (grown == NULL) {
-            to->failed = true;
-            return;
-        }
-        to->text = grown;
-        to->capacity = capacity;
-    }
-    memcpy(to->text + to->length, piece, length + 1);
-    to->length += length;
-}
-
-/* For pieces that are short whatever the file says. */
-static void put(builder *to, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-
-static void put(builder *to, const char *format, ...)
-{
-    char piece[512];
-    va_list args;
-
-    va_start(args, format);
-    (void)vsnprintf(piece, sizeof piece, format, args);
-    va_end(args);
-    put_raw(to, piece);
-}
-
-static void put_string(builder *to, const char *text)
-{
-    char byte[JSON_BYTE];
-
-    put_raw(to, "\"");
-    for (; *text != '\0'; text++) {
-        put_raw(to, json_byte(*text, byte));
-    }
-    put_raw(to, "\"");
-}
-
-static void put_kernel(builder *to, const sim_kernel *kernel)
-{
-    put(to, "{\"name\": ");
-    put_string(to, kernel->name);
-    put(to,
+    sim_text_format(to, "{\"name\": ");
+    sim_text_string(to, kernel->name);
+    sim_text_format(
+        to,
         ", \"vgprs\": %u, \"agprs\": %u, \"sgprs\": %u, \"lds_bytes\": %u, "
         "\"private_bytes\": %u, \"vgpr_spills\": %u, \"sgpr_spills\": %u, ",
         kernel->vgprs, kernel->agprs, kernel->sgprs,
         kernel->descriptor.lds_bytes, kernel->descriptor.private_bytes,
         kernel->vgpr_spills, kernel->sgpr_spills);
-    put(to,
+    sim_text_format(
+        to,
         "\"code_bytes\": %llu, \"kernarg_bytes\": %u, \"max_threads\": %u, "
         "\"wave_size\": %u, \"metadata\": %s, \"args\": [",
         (unsigned long long)kernel->code_bytes, kernel->kernarg_bytes,
@@ -85,18 +30,18 @@ static void put_kernel(builder *to, const sim_kernel *kernel)
         kernel->has_metadata ? "true" : "false");
     for (size_t i = 0; i < kernel->arg_count; i++) {
         const sim_arg *arg = &kernel->arg[i];
-        put(to, "%s{\"name\": ", i != 0 ? ", " : "");
-        put_string(to, arg->name);
-        put(to, ", \"offset\": %u, \"size\": %u, \"kind\": ", arg->offset,
-            arg->size);
-        put_string(to, arg->kind);
-        put(to, "}");
+        sim_text_format(to, "%s{\"name\": ", i != 0 ? ", " : "");
+        sim_text_string(to, arg->name);
+        sim_text_format(to, ", \"offset\": %u, \"size\": %u, \"kind\": ",
+                        arg->offset, arg->size);
+        sim_text_string(to, arg->kind);
+        sim_text_format(to, "}");
     }
-    put(to, "]}");
+    sim_text_format(to, "]}");
 }
 
 /* Hands the text over, or reports that memory ran out. */
-static hipError_t finish(builder *from, char **out)
+static hipError_t finish(sim_text *from, char **out)
 {
     if (from->failed) {
         free(from->text);
@@ -113,7 +58,7 @@ HIPSIM_API hipError_t hipsimObjectInfo(const void *image, size_t bytes,
                                        char **json)
 {
     sim_object *object;
-    builder to = {0};
+    sim_text to = {0};
 
     sim_report_clear();
     if (image == NULL || json == NULL) {
@@ -124,24 +69,24 @@ HIPSIM_API hipError_t hipsimObjectInfo(const void *image, size_t bytes,
     if (status != hipSuccess) {
         return status;
     }
-    put(&to, "{\"target\": ");
-    put_string(&to, object->target);
-    put(&to, ", \"arch\": ");
-    put_string(&to, sim_arch_name(object->flags));
-    put(&to, ", \"flags\": %u, \"abi\": %u, \"kernels\": [", object->flags,
-        object->version);
+    sim_text_format(&to, "{\"target\": ");
+    sim_text_string(&to, object->target);
+    sim_text_format(&to, ", \"arch\": ");
+    sim_text_string(&to, sim_arch_name(object->flags));
+    sim_text_format(&to, ", \"flags\": %u, \"abi\": %u, \"kernels\": [",
+                    object->flags, object->version);
     for (size_t i = 0; i < object->kernel_count; i++) {
-        put_raw(&to, i != 0 ? ", " : "");
+        sim_text_add(&to, i != 0 ? ", " : "");
         put_kernel(&to, &object->kernel[i]);
     }
-    put(&to, "]}");
+    sim_text_format(&to, "]}");
     sim_object_free(object);
     return finish(&to, json);
 }
 
 /* "; file.hip:12" if the instruction is not of the line before; none is none:
  * *file NULL. */
-static void put_line(builder *to, const sim_lines *lines, uint64_t offset,
+static void put_line(sim_text *to, const sim_lines *lines, uint64_t offset,
                      const char **file, unsigned *line)
 {
     const char *new_file = NULL;
@@ -149,17 +94,17 @@ static void put_line(builder *to, const sim_lines *lines, uint64_t offset,
 
     (void)sim_lines_find(lines, offset, &new_file, &new_line);
     if (new_file != NULL && (new_file != *file || new_line != *line)) {
-        put_raw(to, "; ");
-        put_raw(to, new_file);
-        put(to, ":%u\n", new_line);
+        sim_text_add(to, "; ");
+        sim_text_add(to, new_file);
+        sim_text_format(to, ":%u\n", new_line);
     } else if (new_file == NULL && *file != NULL) {
-        put_raw(to, "; no line\n");
+        sim_text_add(to, "; no line\n");
     }
     *file = new_file;
     *line = new_line;
 }
 
-static void put_code(builder *to, const sim_object *object,
+static void put_code(sim_text *to, const sim_object *object,
                      const sim_kernel *kernel, const sim_code *code,
                      const sim_lines *lines)
 {
@@ -168,13 +113,13 @@ static void put_code(builder *to, const sim_object *object,
     const char *source = NULL;
     unsigned source_line = 0;
 
-    put_raw(to, kernel->name);
-    put(to, ":\n");
+    sim_text_add(to, kernel->name);
+    sim_text_format(to, ":\n");
     for (uint64_t at = 0; at < kernel->code_bytes;) {
         put_line(to, lines, begin + at, &source, &source_line);
         unsigned size =
             sim_disasm(code, (size_t)(begin + at), line, sizeof line);
-        put(to, "%6llx:  %s\n", (unsigned long long)at, line);
+        sim_text_format(to, "%6llx:  %s\n", (unsigned long long)at, line);
         at += size != 0 ? size : 4;
     }
 }
@@ -184,7 +129,7 @@ static hipError_t disassemble(const void *image, size_t bytes,
 {
     sim_object *object;
     sim_code *code = NULL;
-    builder to = {0};
+    sim_text to = {0};
     hipError_t status;
 
     sim_report_clear();
@@ -200,8 +145,7 @@ static hipError_t disassemble(const void *image, size_t bytes,
         kernel != NULL ? sim_object_find(object, kernel) : NULL;
     if (!sim_arch_runs(object->flags)) {
         status = sim_fail(hipErrorNoBinaryForGpu,
-                          "disassembly: built for %s, expected gfx906 "
-                          "or gfx9-generic",
+                          "disassembly: built for %s, expected gfx906",
                           sim_arch_name(object->flags));
         goto done;
     }
@@ -218,7 +162,7 @@ static hipError_t disassemble(const void *image, size_t bytes,
         status = sim_fail(hipErrorOutOfMemory, "disassembly: out of memory");
         goto done;
     }
-    put_raw(&to, "");
+    sim_text_add(&to, "");
     for (size_t i = 0; i < object->kernel_count; i++) {
         if (only == NULL || only == &object->kernel[i]) {
             put_code(&to, object, &object->kernel[i], code,

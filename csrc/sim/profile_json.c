@@ -1,8 +1,6 @@
 /* profile_json.c: profiled launches as JSON text.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
-#define _POSIX_C_SOURCE 200809L
-#include "json.h"
 #include "profile_model.h"
 
 #include <stdio.h>
@@ -10,7 +8,7 @@
 /* ---- pieces ------------------------------------------------------------- */
 
 /* The host program's locale may print a decimal comma. */
-static void put_number(FILE *out, double value)
+static void put_number(sim_text *out, double value)
 {
     char text[40];
 
@@ -18,40 +16,29 @@ static void put_number(FILE *out, double value)
     for (char *c = text; *c != '\0'; c++) {
         *c = *c == ',' ? '.' : *c;
     }
-    (void)fputs(text, out);
+    sim_text_add(out, text);
 }
 
-static void put_text(FILE *out, const char *text)
+static void put_key(sim_text *out, const char *key)
 {
-    char byte[JSON_BYTE];
-
-    (void)fputc('"', out);
-    for (; *text != '\0'; text++) {
-        (void)fputs(json_byte(*text, byte), out);
-    }
-    (void)fputc('"', out);
+    sim_text_string(out, key);
+    sim_text_add(out, ":");
 }
 
-static void put_key(FILE *out, const char *key)
-{
-    put_text(out, key);
-    (void)fputc(':', out);
-}
-
-void profile_put_member(FILE *out, const char *key, double value,
+void profile_put_member(sim_text *out, const char *key, double value,
                         const char *after)
 {
     put_key(out, key);
     put_number(out, value);
-    (void)fputs(after, out);
+    sim_text_add(out, after);
 }
 
-void profile_put_string(FILE *out, const char *key, const char *value,
+void profile_put_string(sim_text *out, const char *key, const char *value,
                         const char *after)
 {
     put_key(out, key);
-    put_text(out, value);
-    (void)fputs(after, out);
+    sim_text_string(out, value);
+    sim_text_add(out, after);
 }
 
 double profile_seconds(double clocks)
@@ -61,46 +48,46 @@ double profile_seconds(double clocks)
 
 /* ---- one launch --------------------------------------------------------- */
 
-void profile_put_counters(FILE *out, const double counter[PROFILE_COUNTERS])
+void profile_put_counters(sim_text *out, const double counter[PROFILE_COUNTERS])
 {
     put_key(out, "counters");
     for (unsigned i = 0; i < PROFILE_COUNTERS; i++) {
-        (void)fputc(i == 0 ? '{' : ',', out);
+        sim_text_add(out, i == 0 ? "{" : ",");
         profile_put_member(out, profile_counters[i].name, counter[i], "");
     }
-    (void)fputc('}', out);
+    sim_text_add(out, "}");
 }
 
 /* Names of the counters of one kind or of one set of cards. */
-static void put_names(FILE *out, const char *key, int kind, int card)
+static void put_names(sim_text *out, const char *key, int kind, int card)
 {
     bool first = true;
 
     put_key(out, key);
-    (void)fputc('[', out);
+    sim_text_add(out, "[");
     for (unsigned i = 0; i < PROFILE_COUNTERS; i++) {
         const profile_counter *counter = &profile_counters[i];
         if (counter->kind == kind || counter->card == card) {
-            (void)fputs(first ? "" : ",", out);
-            put_text(out, counter->name);
+            sim_text_add(out, first ? "" : ",");
+            sim_text_string(out, counter->name);
             first = false;
         }
     }
-    (void)fputs("],", out);
+    sim_text_add(out, "],");
 }
 
-static void put_derived(FILE *out, const profile_result *result)
+static void put_derived(sim_text *out, const profile_result *result)
 {
     put_key(out, "derived");
     for (unsigned i = 0; i < PROFILE_DERIVED; i++) {
-        (void)fputc(i == 0 ? '{' : ',', out);
+        sim_text_add(out, i == 0 ? "{" : ",");
         profile_put_member(out, profile_derived_names[i], result->derived[i],
                            "");
     }
-    (void)fputc('}', out);
+    sim_text_add(out, "}");
 }
 
-static void put_bounds(FILE *out, const profile_result *result)
+static void put_bounds(sim_text *out, const profile_result *result)
 {
     unsigned order[PROFILE_BOUNDS];
 
@@ -115,26 +102,26 @@ static void put_bounds(FILE *out, const profile_result *result)
     put_key(out, "bounds");
     for (unsigned i = 0; i < PROFILE_BOUNDS; i++) {
         double clocks = result->bound[order[i]];
-        (void)fputs(i == 0 ? "[{" : ",{", out);
+        sim_text_add(out, i == 0 ? "[{" : ",{");
         profile_put_string(out, "unit", profile_bound_names[order[i]], ",");
         profile_put_member(out, "cycles", clocks, ",");
         profile_put_member(out, "seconds", profile_seconds(clocks), ",");
         profile_put_member(out, "share", most > 0 ? clocks / most : 0, "}");
     }
-    (void)fputc(']', out);
+    sim_text_add(out, "]");
 }
 
-static void put_estimate(FILE *out, const profile_result *r)
+static void put_estimate(sim_text *out, const profile_result *r)
 {
     put_key(out, "estimate");
-    (void)fputc('{', out);
+    sim_text_add(out, "{");
     put_key(out, "cycles");
-    (void)fputc('{', out);
+    sim_text_add(out, "{");
     profile_put_member(out, "low", r->low, ",");
     profile_put_member(out, "middle", r->middle, ",");
     profile_put_member(out, "high", r->high, "},");
     put_key(out, "seconds");
-    (void)fputc('{', out);
+    sim_text_add(out, "{");
     profile_put_member(out, "low", profile_seconds(r->low), ",");
     profile_put_member(out, "middle", profile_seconds(r->middle), ",");
     profile_put_member(out, "high", profile_seconds(r->high), "},");
@@ -144,7 +131,7 @@ static void put_estimate(FILE *out, const profile_result *r)
     profile_put_member(out, "valu_cycles_slow_conversions", r->valu_slow, "}");
 }
 
-static void put_instructions(FILE *out, const profile_launch *launch,
+static void put_instructions(sim_text *out, const profile_launch *launch,
                              const profile_schedule *schedule)
 {
     const sim_dispatch *dispatch = launch->dispatch;
@@ -152,30 +139,30 @@ static void put_instructions(FILE *out, const profile_launch *launch,
     bool first = true;
 
     put_key(out, "instructions");
-    (void)fputc('[', out);
+    sim_text_add(out, "[");
     for (size_t i = launch->low; i < launch->high; i++) {
         const profile_row *row = &launch->row[i];
         if (row->count == 0) {
             continue;
         }
-        (void)fprintf(out,
-                      "%s{\"offset\":%lld,\"count\":%llu,"
-                      "\"lds_conflict_cycles\":%llu,",
-                      first ? "" : ",", (long long)(4 * (int64_t)i - entry),
-                      (unsigned long long)row->count,
-                      (unsigned long long)row->conflict);
+        sim_text_format(out,
+                        "%s{\"offset\":%lld,\"count\":%llu,"
+                        "\"lds_conflict_cycles\":%llu,",
+                        first ? "" : ",", (long long)(4 * (int64_t)i - entry),
+                        (unsigned long long)row->count,
+                        (unsigned long long)row->conflict);
         if (schedule->stall != NULL) {
-            (void)fprintf(out, "\"stall_cycles\":%llu,\"traced\":%llu,",
-                          (unsigned long long)schedule->stall[i],
-                          (unsigned long long)schedule->executed[i]);
+            sim_text_format(out, "\"stall_cycles\":%llu,\"traced\":%llu,",
+                            (unsigned long long)schedule->stall[i],
+                            (unsigned long long)schedule->executed[i]);
         } else {
-            (void)fputs("\"stall_cycles\":0,\"traced\":0,", out);
+            sim_text_add(out, "\"stall_cycles\":0,\"traced\":0,");
         }
         profile_put_member(out, "lanes",
                            (double)row->lanes / (double)row->count, "}");
         first = false;
     }
-    (void)fputc(']', out);
+    sim_text_add(out, "]");
 }
 
 static const char *span_name(unsigned what)
@@ -186,71 +173,71 @@ static const char *span_name(unsigned what)
 }
 
 /* Spans come sorted by workgroup and wave. */
-static void put_timeline(FILE *out, const profile_schedule *schedule)
+static void put_timeline(sim_text *out, const profile_schedule *schedule)
 {
     const profile_span *before = NULL;
 
     put_key(out, "timeline");
-    (void)fputc('[', out);
+    sim_text_add(out, "[");
     for (size_t i = 0; i < schedule->spans; i++) {
         const profile_span *s = &schedule->span[i];
         bool same = before != NULL && before->group == s->group &&
                     before->wave == s->wave;
         if (!same) {
-            (void)fprintf(out,
-                          "%s{\"simd\":%u,\"group\":%llu,\"wave\":%u,"
-                          "\"events\":[",
-                          before != NULL ? "]}," : "", s->simd,
-                          (unsigned long long)s->group, s->wave);
+            sim_text_format(out,
+                            "%s{\"simd\":%u,\"group\":%llu,\"wave\":%u,"
+                            "\"events\":[",
+                            before != NULL ? "]}," : "", s->simd,
+                            (unsigned long long)s->group, s->wave);
         }
-        (void)fprintf(out, "%s[\"%s\",%llu,%llu]", same ? "," : "",
-                      span_name(s->what), (unsigned long long)s->begin,
-                      (unsigned long long)s->end);
+        sim_text_format(out, "%s[\"%s\",%llu,%llu]", same ? "," : "",
+                        span_name(s->what), (unsigned long long)s->begin,
+                        (unsigned long long)s->end);
         before = s;
     }
-    (void)fputs(before != NULL ? "]}]" : "]", out);
+    sim_text_add(out, before != NULL ? "]}]" : "]");
 }
 
-static void put_shape(FILE *out, const profile_launch *launch)
+static void put_shape(sim_text *out, const profile_launch *launch)
 {
     const sim_dispatch *d = launch->dispatch;
     const profile_occupancy *o = &launch->occupancy;
 
     profile_put_string(out, "kernel", d->kernel, ",");
-    (void)fprintf(out,
-                  "\"grid\":[%u,%u,%u],\"block\":[%u,%u,%u],"
-                  "\"lds_bytes\":%u,\"vgprs\":%u,\"sgprs\":%u,"
-                  "\"waves_per_simd\":%u,\"groups_per_cu\":%u,"
-                  "\"groups_total\":%llu,\"groups_executed\":%llu,",
-                  d->groups[0], d->groups[1], d->groups[2], d->block[0],
-                  d->block[1], d->block[2], d->lds_bytes, o->vgprs, o->sgprs,
-                  o->waves_per_simd, o->groups_per_cu,
-                  (unsigned long long)o->groups,
-                  (unsigned long long)launch->totals.groups);
+    sim_text_format(out,
+                    "\"grid\":[%u,%u,%u],\"block\":[%u,%u,%u],"
+                    "\"lds_bytes\":%u,\"vgprs\":%u,\"sgprs\":%u,"
+                    "\"waves_per_simd\":%u,\"groups_per_cu\":%u,"
+                    "\"groups_total\":%llu,\"groups_executed\":%llu,",
+                    d->groups[0], d->groups[1], d->groups[2], d->block[0],
+                    d->block[1], d->block[2], d->lds_bytes, o->vgprs, o->sgprs,
+                    o->waves_per_simd, o->groups_per_cu,
+                    (unsigned long long)o->groups,
+                    (unsigned long long)launch->totals.groups);
 }
 
-static void put_schedule(FILE *out, const profile_launch *launch,
+static void put_schedule(sim_text *out, const profile_launch *launch,
                          const profile_schedule *schedule,
                          const profile_result *result)
 {
-    (void)fprintf(out,
-                  "\"groups_traced\":%llu,\"groups_traced_in_part\":%llu,"
-                  "\"instructions_traced\":%llu,\"incomplete\":%s,",
-                  (unsigned long long)schedule->groups,
-                  (unsigned long long)schedule->truncated,
-                  (unsigned long long)schedule->instructions,
-                  launch->incomplete ? "true" : "false");
+    sim_text_format(out,
+                    "\"groups_traced\":%llu,\"groups_traced_in_part\":%llu,"
+                    "\"instructions_traced\":%llu,\"incomplete\":%s,",
+                    (unsigned long long)schedule->groups,
+                    (unsigned long long)schedule->truncated,
+                    (unsigned long long)schedule->instructions,
+                    launch->incomplete ? "true" : "false");
     put_key(out, "schedule");
-    (void)fputc('{', out);
+    sim_text_add(out, "{");
     profile_put_member(out, "cu_cycles", (double)schedule->cycles, ",");
     profile_put_member(out, "cycles", result->schedule, ",");
     profile_put_member(out, "timeline_until", (double)schedule->spans_until,
                        "},");
 }
 
-void profile_put_device(FILE *out)
+void profile_put_device(sim_text *out)
 {
-    (void)fputs("\"device\":{\"name\":\"gfx906 (simulated)\",", out);
+    sim_text_add(out, "\"device\":{\"name\":\"gfx906 (simulated)\",");
     profile_put_member(out, "cus", CONST(CUS), ",");
     profile_put_member(out, "simds_per_cu", CONST(SIMDS), ",");
     profile_put_member(out, "clock_mhz", CONST(CLOCK_MHZ), ",");
@@ -260,21 +247,21 @@ void profile_put_device(FILE *out)
     put_key(out, "constants");
     for (unsigned i = 0; i < PROFILE_CONSTANTS; i++) {
         const profile_constant *c = &profile_table[i];
-        (void)fputs(i == 0 ? "[{" : ",{", out);
+        sim_text_add(out, i == 0 ? "[{" : ",{");
         profile_put_string(out, "name", c->name, ",");
         profile_put_member(out, "value", c->value, ",");
         profile_put_string(out, "unit", c->unit, ",");
         profile_put_string(out, "source", c->source, ",");
         profile_put_string(out, "grade", c->grade, "}");
     }
-    (void)fputs("],", out);
+    sim_text_add(out, "],");
 }
 
-void profile_put_launch(FILE *out, const profile_launch *launch,
+void profile_put_launch(sim_text *out, const profile_launch *launch,
                         const profile_schedule *schedule,
                         const profile_result *result)
 {
-    (void)fputc('{', out);
+    sim_text_add(out, "{");
     put_shape(out, launch);
     put_schedule(out, launch, schedule, result);
     profile_put_member(out, "wave_instructions", (double)result->instructions,
@@ -283,24 +270,24 @@ void profile_put_launch(FILE *out, const profile_launch *launch,
     profile_put_member(out, "hbm_bytes", result->hbm_bytes, ",");
     put_key(out, "units");
     for (unsigned i = 0; i < PROFILE_UNITS; i++) {
-        (void)fputc(i == 0 ? '{' : ',', out);
+        sim_text_add(out, i == 0 ? "{" : ",");
         profile_put_member(out, profile_unit_names[i], (double)result->units[i],
                            "");
     }
-    (void)fputs("},", out);
+    sim_text_add(out, "},");
     profile_put_counters(out, result->counter);
-    (void)fputc(',', out);
+    sim_text_add(out, ",");
     put_names(out, "estimated", KIND_ESTIMATE, -1);
     put_names(out, "modelled", KIND_MODEL, -1);
     put_names(out, "not_on_gfx906", -1, CARD_LATER);
     put_derived(out, result);
-    (void)fputc(',', out);
+    sim_text_add(out, ",");
     put_bounds(out, result);
-    (void)fputc(',', out);
+    sim_text_add(out, ",");
     put_estimate(out, result);
-    (void)fputc(',', out);
+    sim_text_add(out, ",");
     put_instructions(out, launch, schedule);
-    (void)fputc(',', out);
+    sim_text_add(out, ",");
     put_timeline(out, schedule);
-    (void)fputc('}', out);
+    sim_text_add(out, "}");
 }

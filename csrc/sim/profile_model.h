@@ -21,9 +21,9 @@
 #define HIPSIM_PROFILE_MODEL_H
 
 #include "profile.h"
+#include "text.h"
 
 #include <pthread.h>
-#include <stdio.h>
 
 /* ---- constants and names ------------------------------------------------ */
 
@@ -364,13 +364,14 @@ void profile_keep(const profile_launch *launch,
 double profile_seconds(double clocks);
 
 /* "key":value and then `after`. */
-void profile_put_member(FILE *out, const char *key, double value,
+void profile_put_member(sim_text *out, const char *key, double value,
                         const char *after);
-void profile_put_string(FILE *out, const char *key, const char *value,
+void profile_put_string(sim_text *out, const char *key, const char *value,
                         const char *after);
-void profile_put_counters(FILE *out, const double counter[PROFILE_COUNTERS]);
-void profile_put_device(FILE *out); /* and the constants */
-void profile_put_launch(FILE *out, const profile_launch *launch,
+void profile_put_counters(sim_text *out,
+                          const double counter[PROFILE_COUNTERS]);
+void profile_put_device(sim_text *out); /* and the constants */
+void profile_put_launch(sim_text *out, const profile_launch *launch,
                         const profile_schedule *schedule,
                         const profile_result *result);
 

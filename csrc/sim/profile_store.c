@@ -105,33 +105,22 @@ static void add_sum(kernel_sum *sum, const profile_result *result)
     sum->bound += longest;
 }
 
-/* The text that `out` has collected, or NULL if memory ran out. */
-static char *finish_text(FILE *out, char **text)
-{
-    bool bad = ferror(out) != 0;
-
-    if (fclose(out) != 0 || bad) {
-        free(*text);
-        *text = NULL;
-    }
-    return *text;
-}
-
 void profile_keep(const profile_launch *launch,
                   const profile_schedule *schedule,
                   const profile_result *result)
 {
     kept *one = calloc(1, sizeof *one), *old = NULL;
-    size_t bytes = 0;
-    FILE *out = one != NULL ? open_memstream(&one->text, &bytes) : NULL;
+    sim_text out = {0};
 
-    if (out != NULL) {
-        profile_put_launch(out, launch, schedule, result);
-        (void)finish_text(out, &one->text);
+    profile_put_launch(&out, launch, schedule, result);
+    if (one != NULL) {
+        one->text = out.text;
+    } else {
+        free(out.text);
     }
     sim_table_lock();
     add_sum(find_sum(&store, launch->dispatch->kernel), result);
-    if (out == NULL || one->text == NULL) {
+    if (one == NULL || out.failed) {
         store.dropped++;
         old = one;
     } else {
@@ -155,55 +144,63 @@ void profile_keep(const profile_launch *launch,
     }
 }
 
-static void put_sums(FILE *out, const profile_store *s)
+static void put_sums(sim_text *out, const profile_store *s)
 {
-    (void)fputs("\"kernels\":[", out);
+    sim_text_add(out, "\"kernels\":[");
     for (const kernel_sum *k = s->kernels; k != NULL; k = k->next) {
-        (void)fputc('{', out);
+        sim_text_add(out, "{");
         profile_put_string(out, "kernel", k->kernel, ",");
         profile_put_member(out, "launches", (double)k->launches, ",");
-        (void)fputs("\"seconds\":{", out);
+        sim_text_add(out, "\"seconds\":{");
         profile_put_member(out, "bound", profile_seconds(k->bound), ",");
         profile_put_member(out, "low", profile_seconds(k->low), ",");
         profile_put_member(out, "middle", profile_seconds(k->middle), ",");
         profile_put_member(out, "high", profile_seconds(k->high), "},");
         profile_put_counters(out, k->counter);
-        (void)fputs(k->next != NULL ? "}," : "}", out);
+        sim_text_add(out, k->next != NULL ? "}," : "}");
     }
-    (void)fputs("],", out);
+    sim_text_add(out, "],");
+}
+
+static void put_profile(sim_text *out, const profile_store *s)
+{
+    sim_text_add(out, "{\"version\":1,");
+    profile_put_device(out);
+    profile_put_member(out, "launches_dropped", (double)s->dropped, ",");
+    put_sums(out, s);
+    sim_text_add(out, "\"launches\":[");
+    for (const kept *one = s->first; one != NULL; one = one->next) {
+        sim_text_add(out, one->text);
+        sim_text_add(out, one->next != NULL ? "," : "");
+    }
+    sim_text_add(out, "]}");
 }
 
 HIPSIM_API hipError_t hipsimTakeProfile(char **json)
 {
-    profile_store taken;
-    char *text = NULL;
-    size_t bytes = 0;
+    profile_store taken = {0};
+    sim_text out = {0};
 
     sim_report_clear();
     if (json == NULL) {
         return sim_fail(hipErrorInvalidValue, "profile: json is NULL");
     }
     *json = NULL;
-    FILE *out = open_memstream(&text, &bytes);
-    if (out == NULL) {
-        return sim_fail(hipErrorOutOfMemory, "profile: no memory");
-    }
     sim_table_lock();
-    taken = store;
-    store = (profile_store){0};
-    sim_table_unlock();
-    (void)fputs("{\"version\":1,", out);
-    profile_put_device(out);
-    profile_put_member(out, "launches_dropped", (double)taken.dropped, ",");
-    put_sums(out, &taken);
-    (void)fputs("\"launches\":[", out);
-    for (const kept *one = taken.first; one != NULL; one = one->next) {
-        (void)fputs(one->text, out);
-        (void)fputs(one->next != NULL ? "," : "", out);
+    put_profile(&out, &store);
+    if (!out.failed) {
+        taken = store;
+        store = (profile_store){0};
     }
-    (void)fputs("]}", out);
+    sim_table_unlock();
+    if (out.failed) {
+        free(out.text);
+        return sim_fail(hipErrorOutOfMemory,
+                        "profile: no memory for text of %zu bytes and more; "
+                        "the launches are kept",
+                        out.length);
+    }
     store_free(&taken);
-    *json = finish_text(out, &text);
-    return *json != NULL ? hipSuccess
-                         : sim_fail(hipErrorOutOfMemory, "profile: no memory");
+    *json = out.text;
+    return hipSuccess;
 }

@@ -6,6 +6,8 @@ SPDX-License-Identifier: BSD-3-Clause
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -17,7 +19,7 @@ from profile_tools import PAGE, aligned, bounds, profile
 import hipsim
 
 CLOCK = 1.725e9
-
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.usefixtures("profiling")
 
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("profiling")
 @pytest.fixture(scope="module")
 def fit():
     """scripts/fit_overlap.py"""
-    path = Path(__file__).resolve().parents[2] / "scripts/fit_overlap.py"
+    path = ROOT / "scripts/fit_overlap.py"
     spec = importlib.util.spec_from_file_location("fit_overlap", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules["fit_overlap"] = module
@@ -469,6 +471,45 @@ def test_many_launches_keep_the_last_and_a_sum_of_all():
     [kernel] = taken["kernels"]
     assert kernel["launches"] == kernel["counters"]["SQ_WAVES"] == 70
     assert 0 < kernel["seconds"]["low"] <= kernel["seconds"]["middle"]
+
+
+OUT_OF_MEMORY = """
+import json, resource, sys
+import hipsim
+
+hipsim.set_option("profile", 1)
+with hipsim.Module(sys.stdin.buffer.read()) as module:
+    for _ in range(64):
+        module.kernel("kernel").launch((1, 1, 1), (64, 1, 1), [])
+with open("/proc/self/statm") as file:
+    now = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (now + (4 << 20), resource.RLIM_INFINITY))
+try:
+    print(len(hipsim.take_profile()["launches"]))
+except hipsim.HipError as error:
+    print(error.name, "kept" in str(error))
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+print(len(hipsim.take_profile()["launches"]), hipsim.take_profile()["launches"])
+"""
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="needs /proc and RLIMIT_AS"
+)
+def test_a_profile_too_large_for_memory_is_an_error_and_is_kept():
+    image = isa_tools.assemble(repeat("s_nop 0", 4000) + "s_endpgm", 0, vgprs=4)
+    done = subprocess.run(
+        [sys.executable, "-c", OUT_OF_MEMORY],
+        input=image,
+        capture_output=True,
+        env={**os.environ, "HIPSIM_THREADS": "1"},
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.stdout.decode().splitlines() == [
+        "hipErrorOutOfMemory True",
+        "64 []",
+    ], done.stderr.decode()
 
 
 def test_a_launch_that_faults_leaves_no_profile():
