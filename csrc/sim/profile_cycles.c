@@ -165,8 +165,9 @@ static uint64_t local_memory(cu *c, const cu_wave *w, const profile_event *e,
     banks = later(start, c->bank_free);
     c->bank_free = banks + e->bank;
     c->out_free[pair] = later(banks, c->out_free[pair]) + e->out;
-    return later(later(c->in_free[pair], c->bank_free),
-                 later(c->out_free[pair], start + COUNT(LDS_LATENCY)));
+    /* Conflicts come before the latency, not at the same time. */
+    return later(later(c->in_free[pair], c->bank_free) + COUNT(LDS_LATENCY),
+                 c->out_free[pair]);
 }
 
 /* ---- issue -------------------------------------------------------------- */

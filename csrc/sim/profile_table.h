@@ -43,7 +43,7 @@ CONSTANT(LDS_BANKS, 32, "banks", "A", "Vega 7nm ISA 10.1, 4 bytes each")
 CONSTANT(LDS_PORT, 64, "bytes/clock", "A", "rocprofiler-compute: one port each way per pair of SIMDs")
 CONSTANT(LDS_PAIRS, 2, "pairs of SIMDs", "A", "rocprofiler-compute")
 CONSTANT(LDS_ADDRESS, 4, "clocks", "A", "64 addresses of 4 bytes on the input port: store b32 8, b128 20")
-CONSTANT(LDS_LATENCY, 64, "clocks", "C", "no gfx906 figure is known; LLVM says 2 to 64 issue slots")
+CONSTANT(LDS_LATENCY, 64, "clocks", "C", "after addresses and banks; no gfx906 figure is known, LLVM says 2 to 64 issue slots")
 CONSTANT(LDS_QUEUE, 32, "clocks", "C", "work ahead of banks and ports before issue stalls")
 /* vector memory */
 CONSTANT(TA_LINEAR, 4, "clocks", "A", "perftest, Vega 20 included: dword loads, linear or uniform")

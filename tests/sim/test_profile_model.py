@@ -318,6 +318,16 @@ def test_bank_conflicts_lengthen_the_schedule():
     assert full["counters"]["SQ_WAIT_INST_LDS"] > none["counters"]["SQ_WAIT_INST_LDS"]
 
 
+def test_dependent_reads_wait_for_conflicts_and_then_for_the_latency():
+    """A conflict of 32 lanes in both halves of the wave costs 62 clocks more."""
+    none, full = (
+        profile(dependent_reads(shift), lds=8192, vgprs=4)["schedule"]["cycles"]
+        for shift in (2, 7)
+    )
+    # The first read also waits for the write; a turn comes every four clocks.
+    assert full - none == pytest.approx(101 * 62, abs=101 * 4)
+
+
 def test_issue_stalls_when_the_lds_has_work_ahead():
     """Eight reads on one bank, fewer than a wave may have outstanding."""
     body = "v_lshlrev_b32 v1, 7, v0\n" + repeat("ds_read_b32 v2, v1", 8)
