@@ -16,14 +16,16 @@ SPDX-License-Identifier: BSD-3-Clause
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
 
-from .files import FileBuffer, FileError
+from .files import GAP, FileBuffer, FileError
 from .module import Argument, Buffer, Struct
 
 _NUMBERS = {"i32": "<I", "i64": "<Q", "f32": "<f"}
+_ADDRESS = re.compile(r"\baddress (0x[0-9a-f]+)")
 
 
 class ArgumentList:
@@ -38,6 +40,7 @@ class ArgumentList:
         self.values: list[Argument] = []
         self.written: list[FileBuffer] = []
         self._files: dict[Path, FileBuffer] = {}
+        self._uses: list[tuple[FileBuffer, Buffer, str]] = []  # and where it is named
         if path is None:
             return
         self._folder = path.parent
@@ -51,22 +54,42 @@ class ArgumentList:
             raise FileError(f"{path}: expected a list of arguments")
         for index, entry in enumerate(entries):
             try:
-                self.values.append(self._parse(entry))
+                self.values.append(self._parse(entry, f"argument {index}"))
             except FileError:
                 raise
             except (ValueError, TypeError, OverflowError, struct.error) as error:
                 raise FileError(f"argument {index}: {error}") from error
 
-    def _parse(self, entry: Any) -> Argument:
+    def locate(self, report: str) -> str:
+        """The report with places in files instead of host addresses."""
+        return _ADDRESS.sub(lambda m: f"address {self._place(m[1])}", report)
+
+    def _place(self, address: str) -> str:
+        """ "x.npy + 0x10 (argument 0)", or the address if no buffer is near."""
+        at = int(address, 16)
+        near = [
+            (max(buffer.address - at, at - buffer.address - buffer.size, 0), file)
+            for file, buffer, _ in self._uses
+        ]
+        distance, file = min(near, key=lambda n: n[0], default=(GAP, None))
+        if file is None or distance >= GAP:
+            return f"{address} (near no buffer)"
+        uses = [(buffer, name) for f, buffer, name in self._uses if f is file]
+        offset = at - uses[0][0].address
+        names = ", ".join(name for _, name in uses)
+        sign = "+" if offset >= 0 else "-"
+        return f"{file.path.name} {sign} {abs(offset):#x} ({names})"
+
+    def _parse(self, entry: Any, name: str) -> Argument:
         if not isinstance(entry, dict):
             raise ValueError(f"expected an object, got {entry!r}")
         keys = set(entry)
         if keys == {"buffer", "access"}:
-            return self._buffer(entry)
+            return self._buffer(entry, name)
         if keys == {"bytes"}:
             return bytes.fromhex(entry["bytes"])
         if "struct" in keys and keys <= {"struct", "pointers"}:
-            return self._struct(entry)
+            return self._struct(entry, name)
         if len(keys) == 1 and keys <= set(_NUMBERS):
             return _pack_number(*entry.items())
         raise ValueError(
@@ -74,7 +97,7 @@ class ArgumentList:
             f"pointers, got {', '.join(sorted(keys)) or 'nothing'}"
         )
 
-    def _struct(self, entry: dict[str, Any]) -> Struct:
+    def _struct(self, entry: dict[str, Any], name: str) -> Struct:
         pointers = []
         for pointer in entry.get("pointers", []):
             if not isinstance(pointer, dict) or set(pointer) != {
@@ -85,16 +108,18 @@ class ArgumentList:
                 raise ValueError(f"expected offset, buffer, access, got {pointer!r}")
             if type(pointer["offset"]) is not int:
                 raise ValueError(f"offset: expected a number of bytes, got {pointer!r}")
-            pointers.append((pointer["offset"], self._buffer(pointer)))
+            place = f"{name}, pointer at byte {pointer['offset']}"
+            pointers.append((pointer["offset"], self._buffer(pointer, place)))
         return Struct(bytes.fromhex(entry["struct"]), pointers)
 
-    def _buffer(self, entry: dict[str, Any]) -> Buffer:
+    def _buffer(self, entry: dict[str, Any], name: str) -> Buffer:
         path = self._folder / entry["buffer"]
         target = path.resolve()  # a link keeps its name, but not its own buffer
         if target not in self._files:
             self._files[target] = FileBuffer(path)
         file = self._files[target]
-        buffer = Buffer(file.data, entry["access"], size=file.size)
+        buffer = Buffer(file.memory, entry["access"], offset=GAP, size=file.size)
+        self._uses.append((file, buffer, name))
         if "w" in buffer.access and file not in self.written:
             for other in self.written:
                 if other.path.name == file.path.name:

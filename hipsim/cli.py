@@ -253,9 +253,13 @@ def _run(options: argparse.Namespace) -> int:
             if getattr(options, name) is not None:
                 _native.set_option(name, getattr(options, name))
         with _interruptible(), _profiled(options.profile) as profiles:
-            stats = kernel.launch(
-                options.grid, options.block, arguments.values, lds=options.lds
-            )
+            try:
+                stats = kernel.launch(
+                    options.grid, options.block, arguments.values, lds=options.lds
+                )
+            except _native.HipError as error:
+                report = arguments.locate(error.report)
+                raise _native.HipError(error.code, error.name, report) from error
     for file in arguments.written:
         print(f"wrote {file.write(options.out)}")
     misaligned = f", {stats.misaligned} misaligned accesses" * bool(stats.misaligned)

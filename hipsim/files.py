@@ -2,7 +2,8 @@
 
 A ``.npy`` file is split into its header, which is kept byte for byte, and its
 data; any other file is all data. The data lies in memory of its own, page
-aligned, so that a kernel sees the alignment a device allocation would have.
+aligned, so that a kernel sees the alignment a device allocation would have, and
+between two gaps, so that what reaches past its end does not reach another buffer.
 Source: the NPY format, NumPy Enhancement Proposal 1.
 
 SPDX-License-Identifier: BSD-3-Clause
@@ -20,6 +21,7 @@ from typing import BinaryIO
 
 _MAGIC = b"\x93NUMPY"
 _MAX_HEADER = 1 << 16
+GAP = 1 << 16  # bytes on each side of the data that no kernel may touch
 _TYPE = re.compile(r"[<=|]?([biufcSUV])(\d+)")
 
 
@@ -64,8 +66,8 @@ class FileBuffer:
     Attributes:
         path: where it was read from.
         header: bytes in front of the data, b"" if the file is not .npy.
-        data: the data, at least one page long.
-        size: bytes of data.
+        memory: gap, data, gap.
+        size: bytes of data, which begin at byte GAP of memory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,12 +87,15 @@ class FileBuffer:
                         f"{path.name}: {total} bytes, expected "
                         f"{len(self.header) + self.size} from its header"
                     )
-                self.data = mmap.mmap(-1, max(1, self.size))
-                with memoryview(self.data) as whole, whole[: self.size] as part:
+                self.memory = mmap.mmap(-1, self.size + 2 * GAP)
+                with memoryview(self.memory) as whole, self._data(whole) as part:
                     if file.readinto(part) != self.size:
                         raise FileError(f"{path.name}: truncated while reading")
         except OSError as error:
             raise FileError(f"{path}: {error.strerror or error}") from error
+
+    def _data(self, whole: memoryview) -> memoryview:
+        return whole[GAP : GAP + self.size]
 
     def write(self, directory: Path) -> Path:
         """Writes header and data to the file's name in directory."""
@@ -99,7 +104,7 @@ class FileBuffer:
             directory.mkdir(parents=True, exist_ok=True)
             with target.open("wb") as file:
                 file.write(self.header)
-                with memoryview(self.data) as whole, whole[: self.size] as part:
+                with memoryview(self.memory) as whole, self._data(whole) as part:
                     file.write(part)
         except OSError as error:
             raise FileError(f"{target}: {error.strerror or error}") from error

@@ -24,6 +24,7 @@ GLOBAL void forever(volatile int *out) { for (;;) { *out = 1; } }
 typedef int __attribute__((aligned(1))) any_int;
 GLOBAL void odd(int *out, const char *in) { *out = *(const any_int *)(in + 1); }
 GLOBAL void add(long *out, long first, int second) { *out = first + second; }
+GLOBAL void shift(float *out, const float *in) { out[lane()] = in[lane() + 1]; }
 """
 
 

@@ -32,7 +32,7 @@ def folder(compile_hip, tmp_path) -> Path:
 def test_info_prints_a_table_or_json(folder, capsys):
     code, out, _ = command(main, capsys, "info", folder / "k.co")
     assert code == 0
-    assert "amdgcn-amd-amdhsa--gfx906:sramecc+:xnack-, code object v5, 6 kernels" in out
+    assert "amdgcn-amd-amdhsa--gfx906:sramecc+:xnack-, code object v5, 7 kernels" in out
     code, text, _ = command(main, capsys, "info", folder / "k.co", "--json")
     facts = json.loads(text)
     assert code == 0 and facts == hipsim.object_info(folder / "k.co")
@@ -63,7 +63,7 @@ def test_disasm_prints_and_counts_instructions(compile_hip, folder, capsys):
     assert command(main, capsys, *words, "--counts", folder / "k.co") == (0, out, "")
     code, out, _ = command(main, capsys, "disasm", folder / "k.co")
     names = [line[:-1] for line in out.splitlines() if line[0] != " "]
-    assert sorted(names) == ["add", "forever", "idle", "move", "odd", "scale"]
+    assert sorted(names) == ["add", "forever", "idle", "move", "odd", "scale", "shift"]
 
 
 def offsets(capsys, folder, kernel):

@@ -20,6 +20,7 @@ from cli_tools import float_bytes, make_folder, npy
 from helpers.commands import command
 
 import hipsim
+from hipsim.arguments import ArgumentList
 from hipsim.cli import main
 
 
@@ -119,6 +120,44 @@ def test_run_reports_a_fault_with_exit_code_1_and_writes_nothing(run, folder):
     assert err.count("\n") == 1
     assert "scale: illegal address at pc" in err and "lane 3" in err
     assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize("level", ["0", "1", "2"])
+@pytest.mark.parametrize("order", ["xy", "yx"])
+def test_an_element_past_a_buffers_end_is_in_no_other_buffer(run, folder, level, order):
+    for name in "xy":
+        (folder / f"{name}.bin").write_bytes(bytes(4096))  # exactly a page
+    arguments = [
+        {"buffer": f"{order[0]}.bin", "access": "w"},
+        {"buffer": f"{order[1]}.bin", "access": "r"},
+    ]
+    code, out, err = run("shift", arguments, "--check", level, block="1024,1,1")
+    assert (code, out) == (1, "")
+    assert "shift: illegal address at pc" in err
+    assert f"lane 63, address {order[1]}.bin + 0x1000 (argument 1), 4 bytes" in err
+
+
+def test_reports_name_every_argument_of_a_buffer_and_places_before_it(run, folder):
+    both = {"buffer": "a.npy", "access": "rw"}
+    code, _, err = run("shift", [both, both])
+    assert code == 1 and "address a.npy + 0x10 (argument 0, argument 1)" in err
+    before = ArgumentList(folder / "args.json")
+    near = before.values[0].address - 4
+    assert before.locate(f"x: address {near:#x}, 4 bytes, pc 0x10") == (
+        "x: address a.npy - 0x4 (argument 0, argument 1), 4 bytes, pc 0x10"
+    )
+    assert before.locate("address 0x10") == "address 0x10 (near no buffer)"
+
+
+def test_reports_name_the_pointer_inside_a_struct(run, folder):
+    pointers = [
+        {"offset": 0, "buffer": "o.npy", "access": "w"},
+        {"offset": 8, "buffer": "a.npy", "access": "r"},
+    ]
+    job = {"struct": bytes(16).hex() + struct.pack("<q", 5).hex(), "pointers": pointers}
+    code, _, err = run("move", [job], block="1,1,1")
+    assert code == 1
+    assert "address a.npy + 0x10 (argument 0, pointer at byte 8), 4 bytes" in err
 
 
 def test_run_counts_misaligned_accesses_at_level_1(run, folder):
