@@ -26,8 +26,13 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
+
+import tqdm
+
+import hipsim
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "mutate"
@@ -89,6 +94,29 @@ def build(compiler: str) -> Path | None:
     return folder
 
 
+def judge(folder: Path, kernel: str, seeds: int) -> list[dict[str, Any]]:
+    """What became of each site of one kernel, found out by a process of its own."""
+    worker = subprocess.run(
+        [
+            *(sys.executable, str(ROOT / "scripts" / "mutate_kernel.py")),
+            *(str(folder), str(seeds), kernel),
+        ],
+        env={
+            **os.environ,
+            "FLASH_ATTN_ROCM_CODE_DIR": str(folder),
+            "FLASH_ATTN_ROCM_DEVICE": "sim",
+            "PYTHONPATH": str(ROOT),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if worker.returncode != 0:
+        raise SystemExit(f"{folder.name} {kernel}:\n{worker.stderr}")
+    sites: list[dict[str, Any]] = json.loads(worker.stdout)
+    return sites
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--compiler", action="append", help="default: clang-22, -15")
@@ -96,32 +124,24 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"default {SEEDS}")
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "mutation.json")
     options = parser.parse_args()
-    results: dict[str, Any] = {}
+    tasks = []
     for compiler in options.compiler or COMPILERS:
         folder = build(compiler)
-        if folder is None:
-            continue
-        worker = subprocess.run(
-            [
-                *(sys.executable, str(ROOT / "scripts" / "mutate_kernel.py")),
-                *(str(folder), str(options.seeds), options.kernel or ""),
-            ],
-            env={
-                **os.environ,
-                "FLASH_ATTN_ROCM_CODE_DIR": str(folder),
-                "FLASH_ATTN_ROCM_DEVICE": "sim",
-                "PYTHONPATH": str(ROOT),
-            },
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-        if worker.returncode != 0:
-            return 1
-        results[compiler] = json.loads(worker.stdout)
-    if not results:
-        print("no compiler, nothing judged", file=sys.stderr)
+        if folder is not None:
+            facts = hipsim.object_info(folder / "fa_gfx906.co")
+            tasks += [(compiler, folder, k["name"]) for k in facts["kernels"]]
+    if options.kernel is not None:
+        tasks = [task for task in tasks if task[2] == options.kernel]
+    if not tasks:
+        print("no compiler, or no kernel of that name: nothing judged", file=sys.stderr)
         return 1
+    results: dict[str, Any] = {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        futures = {pool.submit(judge, f, k, options.seeds): (c, k) for c, f, k in tasks}
+        progress = tqdm.tqdm(as_completed(futures), total=len(tasks), disable=None)
+        done = {futures[future]: future.result() for future in progress}
+    for compiler, _, kernel in tasks:
+        results.setdefault(compiler, {})[kernel] = done[compiler, kernel]
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(results, indent=1))
     return summarise(results)

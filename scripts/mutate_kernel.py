@@ -1,4 +1,4 @@
-"""Worker of mutate.py: judges each site of the kernels of one code object.
+"""Worker of mutate.py: judges each site of one kernel.
 
 SPDX-License-Identifier: BSD-3-Clause
 """
@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-import tqdm
 from mutate import FINDINGS, HEAD_DIMS, REGIMES, SITES, Site
 
 import hipsim
@@ -135,22 +134,16 @@ def judge(kernel: Kernel, site: Site, seeds: int) -> None:
 
 
 def main() -> int:
-    folder, seeds, only = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    folder, seeds, name = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     image = (folder / "fa_gfx906.co").read_bytes()
     hipsim.set_option("check", 2)
     hipsim.set_option("threads", 1)
-    results = {}
-    for facts in hipsim.object_info(image)["kernels"]:
-        name = facts["name"]
-        if only and name != only:
-            continue
-        kernel = Kernel(image, name)
-        hipsim.set_option("seed", 0)
-        sites = list(kernel.sites())
-        for site in tqdm.tqdm(sites, desc=f"{folder.name} {name}", disable=None):
-            judge(kernel, site, seeds)
-        results[name] = [dataclasses.asdict(site) for site in sites]
-    json.dump(results, sys.stdout)
+    kernel = Kernel(image, name)
+    hipsim.set_option("seed", 0)
+    sites = list(kernel.sites())
+    for site in sites:
+        judge(kernel, site, seeds)
+    json.dump([dataclasses.asdict(site) for site in sites], sys.stdout)
     return 0
 
 
