@@ -166,8 +166,10 @@ def _collect() -> None:
     simulator = _simulator()
     if simulator is None or not _state.blocks:
         return
+    from hipsim.profile_file import is_empty
+
     part = simulator.take_profile()
-    if part["launches"]:
+    if not is_empty(part):
         for block in _state.blocks:
             block._parts.append(part)
 
@@ -212,12 +214,14 @@ def profile() -> Iterator[Profile]:
 
 def _unsimulated(data: dict[str, Any], patched: bool) -> list[str]:
     """Calls that left no launch in the profile, and why."""
+    from hipsim.profile_file import is_empty
+
     calls = data["calls"]
     lines = [
         f"stock SDPA answered {_times(count)}: {_why(Reason(code))} ({code})"
         for code, count in calls["fallback"].items()
     ]
-    if data["launches"]:
+    if not is_empty(data):
         return ["", *lines] if lines else []
     for kernel, count in calls["fused"].items():
         lines.append(f"{kernel} ran {_times(count)}, but not in the simulator")

@@ -40,6 +40,7 @@ _BOUND = {"unit": str, "cycles": _NUMBERS, "seconds": _NUMBERS, "share": _NUMBER
 _INSTRUCTION = dict.fromkeys(
     ("offset", "count", "lds_conflict_cycles", "stall_cycles"), _NUMBERS
 )
+_KERNEL = {"kernel": str, "launches": int, "seconds": dict, "error": _NUMBERS}
 _RANGE = dict.fromkeys(("low", "middle", "high"), _NUMBERS)
 _DEVICE = {
     "name": str,
@@ -48,6 +49,11 @@ _DEVICE = {
     "peak_dot2_tflops": _NUMBERS,
     "hbm_gbs": _NUMBERS,
 }
+
+
+def is_empty(profile: Profile) -> bool:
+    """True if nothing was simulated: no launch was kept, and none was dropped."""
+    return not profile["launches"] and not profile.get("kernels")
 
 
 def join(profiles: Iterable[Profile]) -> Profile:
@@ -68,9 +74,13 @@ def join(profiles: Iterable[Profile]) -> Profile:
 
 
 def _add(a: Any, b: Any) -> Any:
-    """Equal objects with their numbers added up; other values are a's."""
+    """Equal objects with their numbers added up, but for the larger "error"; other
+    values are a's."""
     if isinstance(a, dict):
-        return {key: _add(value, b[key]) for key, value in a.items()}
+        return {
+            key: max(value, b[key]) if key == "error" else _add(value, b[key])
+            for key, value in a.items()
+        }
     return a + b if isinstance(a, _NUMBERS) else a
 
 
@@ -109,13 +119,12 @@ def _check(data: Any) -> None:
         raise FileError(
             f"profile version: expected {VERSION}, got {data.get('version')!r}"
         )
-    _fields("profile", data, {"launches": list})
-    if data["launches"]:
+    _fields("profile", {"kernels": [], **data}, {"launches": list, "kernels": list})
+    if not is_empty(data):
         _fields("profile", data, {"device": dict})
         _fields("device", data["device"], _DEVICE)
-    _fields("profile", {"kernels": [], **data}, {"kernels": list})
     for row in data.get("kernels", []):
-        _fields("kernels", row, {"kernel": str, "launches": int, "seconds": dict})
+        _fields("kernels", row, _KERNEL)
         _fields("kernels: seconds", row["seconds"], {**_RANGE, "bound": _NUMBERS})
     for index, launch in enumerate(data["launches"]):
         where = f"launch {index}"

@@ -83,10 +83,11 @@ def summarise(profile: Profile) -> list[Summary]:
         _add_launch(find(launch["kernel"]), launch)
     for row in profile.get("kernels", []):
         seconds = row["seconds"]
-        find(row["kernel"]).total.add(row["launches"], seconds["bound"], seconds)
-    worst = max((s.error for s in kernels.values()), default=0.0)
+        summary = find(row["kernel"])
+        summary.total.add(row["launches"], seconds["bound"], seconds)
+        summary.error = max(summary.error, row["error"])
     for summary in kernels.values():
-        _finish(summary, worst)
+        _finish(summary)
     return sorted(kernels.values(), key=lambda s: (-s.total.middle, s.kernel))
 
 
@@ -112,9 +113,7 @@ def _add(sums: dict[str, float], values: Mapping[str, float]) -> None:
         sums[name] = sums.get(name, 0) + value
 
 
-def _finish(summary: Summary, worst: float) -> None:
-    if not summary.launches:
-        summary.error = worst
+def _finish(summary: Summary) -> None:
     if not summary.total.calls:  # a profile without sums
         summary.total = summary.kept
     summary.estimated |= TIMED

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .profile_file import Launch, Profile
+from .profile_file import Launch, Profile, is_empty
 from .profile_summary import PERCENT, TRAFFIC, Summary, Times, summarise
 
 # Counters in the table, in this order; the profile itself has them all.
@@ -31,7 +31,7 @@ _FOLD = 88  # columns
 
 def simulated_text(profile: Profile) -> str:
     """The headline: what the figures are, and what they are not."""
-    if not profile["launches"]:
+    if is_empty(profile):
         return "Nothing was simulated."
     device = profile["device"]
     name = device["name"].replace(" (simulated)", "")

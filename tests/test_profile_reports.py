@@ -86,8 +86,9 @@ def test_calls_whose_details_were_dropped_still_count():
     data = sample(launch("kernel"))
     data["kernels"] = [
         {"kernel": "kernel", "launches": 10, "counters": {"SQ_WAVES": 160}}
+        | {"error": 0.6}
         | {"seconds": {"bound": 2e-5, "low": 2e-5, "middle": 3e-5, "high": 5e-5}},
-        {"kernel": "gone", "launches": 1, "counters": {}}
+        {"kernel": "gone", "launches": 1, "counters": {}, "error": 0.6}
         | {"seconds": {"bound": 1e-6, "low": 1e-6, "middle": 2e-6, "high": 3e-6}},
     ]
     text = table(data)
@@ -100,6 +101,20 @@ def test_calls_whose_details_were_dropped_still_count():
     assert twice["launches_dropped"] == 20
     assert [s.total.calls for s in summarise(twice)] == [20, 2]
     assert summarise(twice)[0].total.middle == pytest.approx(6e-5)
+
+
+def test_a_profile_of_sums_alone_is_simulated_and_has_its_error_bar(tmp_path):
+    """All launches were dropped, for example since memory ran out."""
+    seconds = {"bound": 1e-6, "low": 1e-6, "middle": 2e-6, "high": 3e-6}
+    row = {"kernel": "gone", "launches": 2, "counters": {}, "seconds": seconds}
+    data = {**sample(), "launches": [], "kernels": [{**row, "error": 0.6}]}
+    for profile in (data, join([data, data])):
+        text = table(profile)
+        assert text.startswith("Simulated gfx906")
+        assert "gone " in text and "(error bar +-60 %)" in text
+    write_json(data, tmp_path / "p.json")
+    assert read_profile(tmp_path / "p.json") == data
+    assert roofline_points(data) == [] and not trace(data)["traceEvents"]
 
 
 # ---- files -------------------------------------------------------------------
@@ -125,6 +140,7 @@ def without(profile, *path):
         ({"launches": []}, "version: expected 1, got None"),
         ({"version": 1, "launches": 5}, "launches: unexpected value 5"),
         (without(sample(), "device"), "device is missing"),
+        ({"version": 1, "launches": [], "kernels": [{}]}, "device is missing"),
         (without(sample(), "device", "hbm_gbs"), "hbm_gbs is missing"),
         (without(sample(), "launches", 1, "bounds"), "launch 1: bounds is missing"),
         (without(sample(), "launches", 0, "instructions", 1, "count"), "count"),

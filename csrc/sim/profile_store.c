@@ -156,6 +156,7 @@ static void put_sums(sim_text *out, const profile_store *s)
         profile_put_member(out, "low", profile_seconds(k->low), ",");
         profile_put_member(out, "middle", profile_seconds(k->middle), ",");
         profile_put_member(out, "high", profile_seconds(k->high), "},");
+        profile_put_member(out, "error", CONST(ERROR), ",");
         profile_put_counters(out, k->counter);
         sim_text_add(out, k->next != NULL ? "}," : "}");
     }

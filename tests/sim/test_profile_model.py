@@ -480,6 +480,7 @@ def test_many_launches_keep_the_last_and_a_sum_of_all():
     assert taken["launches_dropped"] == 6
     [kernel] = taken["kernels"]
     assert kernel["launches"] == kernel["counters"]["SQ_WAVES"] == 70
+    assert kernel["error"] == taken["launches"][0]["estimate"]["error"]
     assert 0 < kernel["seconds"]["low"] <= kernel["seconds"]["middle"]
 
 
