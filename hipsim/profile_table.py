@@ -24,6 +24,7 @@ MAIN_COUNTERS = (
 _ESTIMATED = "~"  # in front of a counter
 _WAVE = "WAVE: a wave issues one instruction at a time, and there are too few waves"
 _FOLD = 88  # columns
+_ROUNDING = 1e-9  # of sums
 
 
 # ---- words -------------------------------------------------------------------
@@ -61,12 +62,15 @@ def _digits(value: float) -> str:
 
 
 def estimate_text(times: Times, error: float) -> str:
-    """The estimate of one call, with its range and its error bar."""
+    """The estimate of one call, with its range and its error bar; a range that ends
+    at the bound instead of the bar says so."""
     low, middle, high = (
         duration_text(value / times.calls)
         for value in (times.low, times.middle, times.high)
     )
-    return f"{middle}, {low} to {high} ({error_text(error)})"
+    clipped = times.low > times.middle / (1 + error) * (1 + _ROUNDING)
+    bar = f"error bar +{100 * error:.0f} %, low end: bound"
+    return f"{middle}, {low} to {high} ({bar if clipped else error_text(error)})"
 
 
 def table(profile: Profile) -> str:
@@ -109,11 +113,13 @@ def _rows(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _details(summary: Summary) -> Iterable[str]:
-    calls = summary.kept.calls
-    if calls < summary.total.calls:
-        yield f"{summary.kernel}, the last {calls} of {summary.total.calls} calls"
-    else:
-        yield summary.kernel
+    calls, total = summary.kept.calls, summary.total.calls
+    title = summary.kernel
+    if calls < total:
+        title += f", the last {calls} of {total} calls"
+    if calls > 1:
+        title += f", per call, averaged over {calls} calls"
+    yield title
     bounds = [
         f"{unit} {duration_text(seconds / calls)} ({100 * summary.share(unit):.0f} %)"
         for unit, seconds in summary.bounds.items()
@@ -122,7 +128,7 @@ def _details(summary: Summary) -> Iterable[str]:
     yield from _fold("bounds", bounds)
     yield from _fold("launch", _shape(summary.launches))
     counters = [
-        _mark(name, summary) + f"{summary.counters[name] / calls:,.0f}"
+        _mark(name, summary) + _mean(summary.counters[name], calls)
         for name in MAIN_COUNTERS
         if name in summary.counters
     ]
@@ -152,12 +158,13 @@ def _shape(launches: list[Launch]) -> list[str]:
         values = [launch[key] for launch in launches if key in launch]
         if values:
             parts.append(f"{words} {_range(values)}")
-    traced, ran, groups = (
+    sums = [
         sum(launch.get(f"groups_{what}", 0) for launch in launches)
         for what in ("traced", "executed", "total")
-    )
+    ]
+    traced, ran, groups = (_mean(value, len(launches)) for value in sums)
     parts.append(f"traced {traced} of {groups} workgroups")
-    if 0 < ran < groups:
+    if 0 < sums[1] < sums[2]:
         parts.append(f"executed {ran} of them (which the counters cover)")
     if any(launch.get("incomplete") for launch in launches):
         parts.append("counters incomplete (the host's memory ran out)")
@@ -167,6 +174,11 @@ def _shape(launches: list[Launch]) -> list[str]:
 def _range(values: list[Any]) -> str:
     low, high = min(values), max(values)
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+
+def _mean(value: float, calls: int) -> str:
+    """The mean of counts; a digit after the point says that it is no count itself."""
+    return f"{value / calls:,.{0 if value % calls == 0 else 1}f}"
 
 
 def _mark(name: str, summary: Summary) -> str:

@@ -60,10 +60,30 @@ def test_table_lists_bounds_by_size_with_their_share_of_the_longest():
 
 def test_table_states_the_sampling():
     text = table(sample(launch("kernel", groups_traced=1), launch("kernel")))
-    assert "traced 5 of 8 workgroups" in text
+    assert "traced 2.5 of 4 workgroups" in text
     assert "executed" not in text and "incomplete" not in text
     text = table(sample(launch("kernel", groups_executed=1, incomplete=True)))
     assert "executed 1 of them" in text and "counters incomplete" in text
+
+
+def test_table_shows_means_of_several_calls_as_such():
+    three = [launch("kernel") for _ in range(3)]
+    three[0]["counters"]["SQ_WAVES"] = 17
+    lines = table(sample(*three)).splitlines()
+    assert "kernel, per call, averaged over 3 calls" in lines
+    text = "\n".join(lines)
+    assert "traced 4 of 4 workgroups" in text
+    assert "SQ_WAVES 16.3," in text and "SQ_INSTS_VALU 1,600," in text
+    assert "averaged" not in table(sample(launch("kernel")))
+
+
+def test_table_says_where_a_range_ends_at_the_bound():
+    clipped = launch("kernel")
+    clipped["estimate"]["seconds"]["low"] = 1.9e-6  # 2.00 / 1.6 were 1.25
+    text = table(sample(clipped))
+    assert "2.00 us, 1.90 us to 4.00 us (error bar +60 %, low end: bound)" in text
+    clipped["estimate"]["seconds"]["low"] = 2e-6 / 1.6
+    assert "1.25 us to 4.00 us (error bar +-60 %)" in table(sample(clipped))
 
 
 def test_table_marks_estimated_counters_and_gives_their_error_bar():
@@ -92,7 +112,7 @@ def test_calls_whose_details_were_dropped_still_count():
         | {"seconds": {"bound": 1e-6, "low": 1e-6, "middle": 2e-6, "high": 3e-6}},
     ]
     text = table(data)
-    rows = {s.split()[0]: s for s in text.splitlines() if "error bar +-60 %)" in s}
+    rows = {s.split()[0]: s for s in text.splitlines() if "(error bar" in s}
     assert re.search(r"kernel +10 .* 2\.00 us  3\.00 us, 2\.00 us to 5", rows["kernel"])
     assert re.search(r"gone +1  unknown +1\.00 us  2\.00 us", rows["gone"])
     assert "kernel, the last 1 of 10 calls\n" in text
