@@ -17,6 +17,7 @@ from .profile_summary import Summary, summarise
 from .profile_table import duration_text, error_text, simulated_text
 
 _HOLLOW: dict[str, Any] = {"fillstyle": "none", "linestyle": "none"}
+_TRIANGLE = "\N{WHITE LEFT-POINTING TRIANGLE}"
 _MISSING = "a plot needs matplotlib, which is not installed (pip install matplotlib)"
 
 
@@ -104,6 +105,7 @@ def plot(profile: Profile, path: Path) -> None:
     _draw_roofline(left, profile)
     _draw_bounds(right, summaries)
     error = error_text(max(summary.error for summary in summaries))
+    error = error.replace("+-", "\N{PLUS-MINUS SIGN}")
     figure.suptitle(f"{simulated_text(profile)}\nEstimates: {error}", fontsize=10)
     # below, where it hides no point
     figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=8)
@@ -145,9 +147,19 @@ def _draw_roofline(axis: Any, profile: Profile) -> None:
             capsize=4,
             label=f"{point.kernel} (bound by {point.unit})",
         )
-        axis.plot(point.intensity, point.bound, "v", color=f"C{index}", **_HOLLOW)
+        # The fast end of the bar is often the bound itself: the triangle, drawn as
+        # text so that it can, stands beside the bar and points at its place.
+        axis.update_datalim([(point.intensity, point.bound)])
+        axis.annotate(
+            _TRIANGLE,
+            (point.intensity, point.bound),
+            xytext=(6, 0),
+            textcoords="offset points",
+            color=f"C{index}",
+            va="center",
+        )
     if points:
-        axis.plot([], [], "v", color="black", label="at its bound", **_HOLLOW)
+        axis.plot([], [], "<", color="black", label="at its bound", **_HOLLOW)
     else:
         axis.text(0.1, 0.1, "no floating point work", transform=axis.transAxes)
     axis.set(
@@ -165,7 +177,14 @@ def _draw_bounds(axis: Any, summaries: list[Summary]) -> None:
         times = summary.total
         least = duration_text(times.bound / times.calls)
         title = f"{summary.kernel}: at least {least} a call"
-        axis.text(0, place - 0.2, title, fontsize=8, va="center")
+        axis.annotate(
+            title,
+            (0, place - 0.2),
+            xytext=(4, 0),  # clear of the axis
+            textcoords="offset points",
+            fontsize=8,
+            va="center",
+        )
         for unit in summary.bounds:
             place -= 1
             color = "tab:red" if unit == summary.unit else "lightgray"
@@ -174,6 +193,7 @@ def _draw_bounds(axis: Any, summaries: list[Summary]) -> None:
             names.append(unit)
         place -= 1.7
     axis.set_yticks(ticks, names, fontsize=7)
+    axis.set_ylim(place + 1, 0.5)  # the first caption, too
     axis.set(
         title="bounds: what each unit alone needs",
         xlabel="% of the time of the unit that bounds the kernel (red)",

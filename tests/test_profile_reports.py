@@ -14,9 +14,10 @@ import pytest
 from helpers import ROOT
 from helpers.profile_sample import launch, png_size, sample
 
+from hipsim import profile_plot
 from hipsim.files import FileError
 from hipsim.profile_file import join, read_profile, write_json
-from hipsim.profile_plot import Point, plot, roof, roofline_points
+from hipsim.profile_plot import Point, new_figure, plot, roof, roofline_points
 from hipsim.profile_summary import summarise
 from hipsim.profile_table import table
 from hipsim.profile_trace import trace
@@ -291,6 +292,34 @@ def test_plot_is_a_picture_of_sensible_size(tmp_path):
         width, height = png_size(tmp_path / name)
         assert 1000 < width < 4000 and 400 < height < 4000
         assert (tmp_path / name).stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("kernels", [1, 3])
+def test_plot_keeps_captions_inside_and_markers_beside_error_bars(
+    tmp_path, monkeypatch, kernels
+):
+    pytest.importorskip("matplotlib", reason="no matplotlib")
+    figures = []
+
+    def figure(*size):
+        figures.append(new_figure(*size))
+        return figures[-1]
+
+    monkeypatch.setattr(profile_plot, "new_figure", figure)
+    rows = [launch(f"kernel_{i}", scale=i + 1) for i in range(kernels)]
+    plot(sample(*rows), tmp_path / "p.png")
+    left, right = figures[0].axes
+    box = right.get_window_extent()
+    captions = [text.get_window_extent() for text in right.texts]
+    assert len(captions) == kernels
+    for caption in captions:
+        assert caption.x0 > box.x0 + 2, "crosses the axis"
+        assert box.y0 < caption.y0 and caption.y1 < box.y1, "sticks out"
+    bars = [line.get_window_extent() for line in left.lines if line.get_marker() == "_"]
+    assert bars and len(left.texts) == kernels
+    for triangle in (text.get_window_extent() for text in left.texts):
+        assert not any(triangle.overlaps(bar) for bar in bars)
+    assert "\N{PLUS-MINUS SIGN}60 %" in figures[0].get_suptitle()
 
 
 def test_plot_leaves_the_programs_backend_alone(tmp_path):
