@@ -27,7 +27,11 @@ _KINDS = ("fused", "fallback")  # calls by kernel, calls by reason
 
 
 class Profile:
-    """What was simulated inside one profile() block; also readable inside it."""
+    """What was simulated inside one profile() block; also readable inside it.
+
+    Without a simulated launch table() says why, to_dict() and json() have no
+    launches, and the three that write files raise FlashAttnError.
+    """
 
     def __init__(self) -> None:
         self._parts: list[dict[str, Any]] = []
@@ -70,9 +74,9 @@ class Profile:
         """Writes json() to a file, which `hipsim disasm --counts` reads too.
 
         Raises:
-            FlashAttnError: the file cannot be written.
+            FlashAttnError: nothing was simulated, or the file cannot be written.
         """
-        self._write(path, self.to_dict())
+        self._write(path, self._simulated("save"))
 
     def trace(self, path: PathLike) -> None:
         """Writes the waves' timelines for Perfetto or chrome://tracing.
@@ -82,11 +86,11 @@ class Profile:
         other.
 
         Raises:
-            FlashAttnError: the file cannot be written.
+            FlashAttnError: nothing was simulated, or the file cannot be written.
         """
         from hipsim.profile_trace import trace
 
-        self._write(path, trace(self.to_dict()))
+        self._write(path, trace(self._simulated("trace")))
 
     def plot(self, path: PathLike) -> None:
         """Draws the roofline, and beside it what bounds each kernel.
@@ -101,13 +105,20 @@ class Profile:
         from hipsim.files import FileError
         from hipsim.profile_plot import plot
 
-        data = self.to_dict()
-        if not data["launches"]:
-            raise FlashAttnError(f"plot: {self.table().strip()}")
+        data = self._simulated("plot")
         try:
             plot(data, Path(path))
         except FileError as error:
             raise FlashAttnError(str(error)) from None
+
+    def _simulated(self, what: str) -> dict[str, Any]:
+        """to_dict(), or FlashAttnError that says why it is empty."""
+        from hipsim.profile_file import is_empty
+
+        data = self.to_dict()
+        if is_empty(data):
+            raise FlashAttnError(f"{what}: {self.table().strip()}")
+        return data
 
     @staticmethod
     def _write(path: PathLike, data: dict[str, Any]) -> None:

@@ -134,10 +134,13 @@ def test_without_calls_the_table_says_that_nothing_was_simulated(fake, tmp_path)
         "no attention call was made through this package",
         "patch() was not in force",
     ]
-    with pytest.raises(fa.FlashAttnError, match="Nothing was simulated"):
-        p.plot(tmp_path / "p.png")
-    p.save(tmp_path / "p.json")
-    assert read_profile(tmp_path / "p.json")["launches"] == []
+    for write in (p.save, p.trace, p.plot):
+        name = write.__name__
+        with pytest.raises(fa.FlashAttnError, match=f"{name}: Nothing was simulated"):
+            write(tmp_path / "p.png")
+        assert not list(tmp_path.iterdir()), "an empty file was written"
+    assert json.loads(p.json()) == p.to_dict()
+    assert p.to_dict()["launches"] == []
 
 
 def test_fallbacks_are_named_with_their_reasons(fake, patched):
