@@ -5,8 +5,12 @@ SPDX-License-Identifier: BSD-3-Clause
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 from profile_tools import PAGE, aligned, profile
+
+import hipsim
 
 LINE = 64
 POINTERS = """
@@ -294,6 +298,18 @@ def test_a_copy_moves_its_bytes_once_each_way(groups):
     assert launch["hbm_bytes"] == 2 * size + LINE
     assert seen["TCC_EA_WRREQ"] + seen["TCC_EA1_WRREQ"] == size / LINE
     assert seen["TCC_EA_WRREQ_64B"] + seen["TCC_EA1_WRREQ_64B"] == size / LINE
+
+
+def test_buffers_that_begin_inside_a_line_take_one_line_more():
+    """So host buffers that are not aligned make identical launches differ."""
+    fetched = []
+    for shift in (0, 16):
+        memory = bytearray(3 * PAGE)
+        start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % PAGE
+        source = hipsim.Buffer(memory, "r", offset=start + shift, size=PAGE)
+        launch = profile(COPY, [source, aligned(PAGE)], block=256, vgprs=8)
+        fetched.append(launch["derived"]["FETCH_SIZE"] * 1024)
+    assert fetched == [PAGE + LINE, PAGE + 2 * LINE]
 
 
 @pytest.mark.parametrize(
