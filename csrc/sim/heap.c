@@ -3,15 +3,18 @@
  * Each block is its own lazily committed mapping with a red zone before and
  * after, which no launch may touch. At check level 1 the zones carry a
  * pattern that hipFree verifies, which finds host code that writes past a
- * block. Copies may name any host address, but a range that begins in a
- * block must end in it.
+ * block. Copies may name any host address that can be accessed, but a range
+ * that begins in a block must end in it. The addresses of the blocks freed
+ * last stay reserved, without memory, so that nothing else can come to lie
+ * there and a use after hipFree is found.
  *
- * State: the list of blocks, under the table lock.
+ * State: the blocks and those freed last, under the table lock.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #define _GNU_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
 #include "device.h"
 #include "faults.h"
+#include "host_memory.h"
 #include "options.h"
 #include "report.h"
 #include "table.h"
@@ -20,7 +23,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { RED_ZONE = 4096, PAGE = 4096, PATTERN = 0xa5 };
+enum { RED_ZONE = 4096, PAGE = 4096, PATTERN = 0xa5, KEPT = 64 };
 
 typedef struct block {
     struct block *next;
@@ -31,6 +34,8 @@ typedef struct block {
 
 static block *blocks;
 static uint64_t total_bytes;
+static block *freed[KEPT]; /* a ring */
+static unsigned next_freed;
 
 static uint8_t *block_data(const block *b)
 {
@@ -131,6 +136,27 @@ HIPSIM_API hipError_t hipMalloc(void **pointer, size_t bytes)
     return hipSuccess;
 }
 
+/* Gives the block's memory back and keeps its addresses for a while. */
+static void retire(block *b)
+{
+    if (mmap(b->mapping, b->mapping_bytes, PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+             0) == MAP_FAILED) {
+        (void)munmap(b->mapping, b->mapping_bytes);
+        free(b);
+        return;
+    }
+    sim_table_lock();
+    block *oldest = freed[next_freed];
+    freed[next_freed] = b;
+    next_freed = (next_freed + 1) % KEPT;
+    sim_table_unlock();
+    if (oldest != NULL) {
+        (void)munmap(oldest->mapping, oldest->mapping_bytes);
+        free(oldest);
+    }
+}
+
 HIPSIM_API hipError_t hipFree(void *pointer)
 {
     block *found = NULL;
@@ -156,8 +182,7 @@ HIPSIM_API hipError_t hipFree(void *pointer)
     }
     int64_t damage = found->patterned ? find_damage(found) : 0;
     size_t bytes = found->bytes;
-    (void)munmap(found->mapping, found->mapping_bytes);
-    free(found);
+    retire(found);
     if (damage != 0) {
         return sim_fail(hipErrorIllegalAddress,
                         "hipFree: the host wrote to byte %lld of a block of "
@@ -167,32 +192,56 @@ HIPSIM_API hipError_t hipFree(void *pointer)
     return hipSuccess;
 }
 
-/* Refuses a range that starts in a block (or its red zones) and is not all
- * inside it. */
+static bool overlaps(const block *b, uint64_t at, size_t bytes)
+{
+    uint64_t low = (uint64_t)(uintptr_t)b->mapping;
+
+    return at < low + b->mapping_bytes && at + bytes > low;
+}
+
+/* Refuses a range that touches a block (or its red zones) and is not all inside
+ * it, one of a block that was freed, and host memory that is not there. */
 static hipError_t check_range(const char *call, const char *name,
-                              const void *pointer, size_t bytes)
+                              const void *pointer, size_t bytes, bool writes)
 {
     uint64_t at = (uint64_t)(uintptr_t)pointer;
     hipError_t status = hipSuccess;
+    bool inside = false;
 
     if (pointer == NULL || at > UINT64_MAX - bytes) {
         return sim_fail(hipErrorInvalidValue, "%s: %s is %p, %zu bytes", call,
                         name, pointer, bytes);
     }
     sim_table_lock();
-    for (const block *b = blocks; b != NULL; b = b->next) {
-        uint64_t low = (uint64_t)(uintptr_t)b->mapping;
-        uint64_t begin = low + RED_ZONE;
-        if (at < low + b->mapping_bytes && at + bytes > low &&
-            (at < begin || at + bytes > begin + b->bytes)) {
+    for (const block *b = blocks; b != NULL && !inside; b = b->next) {
+        uint64_t begin = (uint64_t)(uintptr_t)block_data(b);
+        if (!overlaps(b, at, bytes)) {
+            continue;
+        }
+        inside = true;
+        if (at < begin || at + bytes > begin + b->bytes) {
             status = sim_fail(hipErrorInvalidValue,
                               "%s: %s: bytes %lld to %lld of a block of %zu",
                               call, name, (long long)(at - begin),
                               (long long)(at + bytes - begin), b->bytes);
-            break;
+        }
+    }
+    for (unsigned i = 0; i < KEPT && !inside; i++) {
+        if (freed[i] != NULL && overlaps(freed[i], at, bytes)) {
+            inside = true;
+            status = sim_fail(hipErrorInvalidValue,
+                              "%s: %s: in a block of %zu bytes that was freed",
+                              call, name, freed[i]->bytes);
         }
     }
     sim_table_unlock();
+    if (!inside && !sim_host_accessible(pointer, bytes, writes)) {
+        status =
+            sim_fail(hipErrorInvalidValue,
+                     "%s: %s: %p, %zu bytes: neither in a block nor host "
+                     "memory that can be %s",
+                     call, name, pointer, bytes, writes ? "written" : "read");
+    }
     return status;
 }
 
@@ -206,9 +255,9 @@ static hipError_t copy(const char *call, void *to, const void *from,
     if (bytes == 0) {
         return hipSuccess;
     }
-    hipError_t status = check_range(call, "destination", to, bytes);
+    hipError_t status = check_range(call, "destination", to, bytes, true);
     if (status == hipSuccess) {
-        status = check_range(call, "source", from, bytes);
+        status = check_range(call, "source", from, bytes, false);
     }
     if (status == hipSuccess) {
         memmove(to, from, bytes);
@@ -239,7 +288,7 @@ static hipError_t fill(const char *call, void *to, int value, size_t bytes)
     if (bytes == 0) {
         return hipSuccess;
     }
-    hipError_t status = check_range(call, "destination", to, bytes);
+    hipError_t status = check_range(call, "destination", to, bytes, true);
     if (status == hipSuccess) {
         memset(to, value, bytes);
     }
