@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import operator
 from pathlib import Path
 from typing import ClassVar
 
@@ -146,7 +147,15 @@ def take_text(text: ctypes.c_void_p) -> str:
 
 
 def set_option(name: str, value: int) -> None:
-    """Sets an option of hipsim.h ("check", "threads", ...) for the whole process."""
+    """Sets an option of hipsim.h ("check", "threads", ...) for the whole process.
+
+    Raises:
+        HipError: no such option, or not a value that it takes.
+    """
+    value = operator.index(value)
+    if not -(2**63) <= value < 2**63:  # ctypes would cut it off
+        report = f"option {name}: expected a number of 64 bits, got {value}"
+        raise HipError(1, "hipErrorInvalidValue", report)
     check(load().hipsimSetOption(name.encode(), value))
 
 

@@ -113,6 +113,10 @@ static bool parse_word(fault *f, const char *text, size_t length, char *error,
             (kinds[f->kind].takes & BIT(i)) == 0) {
             continue;
         }
+        if ((f->given & BIT(i)) != 0) {
+            return complain(error, size, "%s: expected %s once, got it twice",
+                            kinds[f->kind].name, words[i].name);
+        }
         f->given |= BIT(i);
         if (!parse_number(value, rest, &f->value[i]) ||
             f->value[i] < words[i].lowest || f->value[i] > words[i].highest) {

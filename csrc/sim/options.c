@@ -17,10 +17,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A value spelled as a word; several may be joined by commas. */
+/* A value spelled as a word; several may be joined by commas, but not one
+ * twice, nor two that are alternatives. */
 typedef struct option_word {
     const char *text;
     int64_t value;
+    bool alternative;
 } option_word;
 
 typedef struct option_row {
@@ -31,14 +33,14 @@ typedef struct option_row {
 } option_row;
 
 static const option_word dot2_words[] = {
-    {"lohi", SIM_DOT2_LOHI},       {"hilo", SIM_DOT2_HILO},
-    {"fused", SIM_DOT2_FUSED},     {"keep32", SIM_DOT2_KEEP32},
-    {"flush16", SIM_DOT2_FLUSH16}, {NULL, 0},
+    {"lohi", SIM_DOT2_LOHI, true},        {"hilo", SIM_DOT2_HILO, true},
+    {"fused", SIM_DOT2_FUSED, true},      {"keep32", SIM_DOT2_KEEP32, false},
+    {"flush16", SIM_DOT2_FLUSH16, false}, {NULL, 0, false},
 };
 static const option_word ulp_words[] = {
-    {"nearest", 0},
-    {"adversarial", 1},
-    {NULL, 0},
+    {"nearest", 0, true},
+    {"adversarial", 1, true},
+    {NULL, 0, false},
 };
 
 static const option_row rows[SIM_OPTIONS] = {
@@ -70,6 +72,8 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static bool parse_words(const option_word *words, const char *text,
                         int64_t *value)
 {
+    bool chosen = false;
+
     *value = 0;
     for (;;) {
         size_t length = strcspn(text, ",");
@@ -78,9 +82,11 @@ static bool parse_words(const option_word *words, const char *text,
                                       strncmp(word->text, text, length) != 0)) {
             word++;
         }
-        if (word->text == NULL) {
+        if (word->text == NULL ||
+            (word->alternative ? chosen : (*value & word->value) != 0)) {
             return false;
         }
+        chosen |= word->alternative;
         *value |= word->value;
         if (text[length] == '\0') {
             return true;
@@ -89,14 +95,18 @@ static bool parse_words(const option_word *words, const char *text,
     }
 }
 
+/* Digits alone, behind a minus sign or nothing; strtoll takes more. */
 static bool parse_number(const char *text, int64_t *value)
 {
     char *end;
 
+    if (text[text[0] == '-'] < '0' || text[text[0] == '-'] > '9') {
+        return false;
+    }
     errno = 0;
     long long number = strtoll(text, &end, 10);
     *value = number;
-    return errno == 0 && end != text && *end == '\0';
+    return errno == 0 && *end == '\0';
 }
 
 static bool fits(sim_option option, int64_t value)

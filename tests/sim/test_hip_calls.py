@@ -68,7 +68,9 @@ print([hipsim.get_option(n) for n in names])
     assert (result.stdout, result.stderr) == ("[1, 3, 0, 123]\n", "")
 
 
-@pytest.mark.parametrize("value", ["3", "-1", "x", "1x", "99999999999999999999"])
+@pytest.mark.parametrize(
+    "value", ["3", "-1", "x", "1x", "+1", " 1", "- 1", "-", "99999999999999999999"]
+)
 def test_malformed_option_gives_one_warning_and_the_default(run_script, value):
     script = """
 import hipsim
@@ -84,6 +86,14 @@ def test_unknown_or_out_of_range_options_are_refused():
         hipsim.set_option("chek", 1)
     with pytest.raises(hipsim.HipError, match="expected a number from 0 to 2, got 3"):
         hipsim.set_option("check", 3)
+    for value in (2**64 + 1, 2**63, -(2**63) - 1):  # what ctypes would cut off
+        with pytest.raises(hipsim.HipError, match="check: expected a number of 64"):
+            hipsim.set_option("check", value)
+
+
+def test_a_doubled_word_of_a_fault_is_refused():
+    with pytest.raises(hipsim.HipError, match="launch: expected nth once"):
+        hipsim.set_fault("launch:nth=1,nth=2")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +112,9 @@ def test_environment_takes_words_and_numbers(run_script, name, text, value):
     assert (result.stdout, result.stderr) == (f"{value}\n", "")
 
 
-@pytest.mark.parametrize("text", ["hilo,fused", "lo", "3", "hilo,", "16"])
+@pytest.mark.parametrize(
+    "text", ["hilo,fused", "lohi,hilo", "keep32,keep32", "lo", "3", "hilo,", "16"]
+)
 def test_words_that_say_nothing_give_one_warning_and_the_default(run_script, text):
     script = "import hipsim; print(hipsim.get_option('dot2'))"
     result = run_script(script, HIPSIM_DOT2=text)
@@ -196,6 +208,39 @@ def test_copies_stay_within_their_block(hip):
     assert hip.hipMemcpy(block.at(), data, size(1), 9) == 1
     assert hip.hipMemcpy(None, None, size(0), 1) == 0
     assert hip.hipFree(block.at()) == 0
+
+
+def test_copies_refuse_freed_blocks_and_wild_pointers(hip):
+    size, data = ctypes.c_size_t, ctypes.create_string_buffer(64)
+    block = Allocation(hip, 5000)
+    assert hip.hipFree(block.at()) == 0
+    for pointer in (block.at(), block.at(4999), ctypes.c_void_p(8)):
+        assert hip.hipMemset(pointer, 0, size(1)) == 1
+        assert hip.hipMemcpy(pointer, data, size(1), 1) == 1
+        assert hip.hipMemcpy(data, pointer, size(1), 2) == 1
+        freed = b"that was freed" in hip.hipsimLastReport()
+        assert freed == (pointer.value != 8)
+    again = [Allocation(hip, 5000) for _ in range(3)]
+    assert all(other.address != block.address for other in again)
+    for other in again:
+        assert hip.hipFree(other.at()) == 0
+    for _ in range(200):  # more than are remembered
+        assert hip.hipFree(Allocation(hip, 100).at()) == 0
+
+
+def test_host_memory_is_copied_as_its_protection_allows(hip):
+    page, size = mmap.PAGESIZE, ctypes.c_size_t
+    memory = mmap.mmap(-1, 3 * page)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None)
+    last = ctypes.c_void_p(address + 2 * page)
+    assert libc.mprotect(last, size(page), mmap.PROT_READ) == 0
+    data = ctypes.create_string_buffer(2 * page)
+    inside, across = (ctypes.c_void_p(address + n) for n in (page, page + 1))
+    assert hip.hipMemcpy(inside, data, size(page), 0) == 0
+    assert hip.hipMemcpy(data, across, size(page), 0) == 0
+    assert hip.hipMemcpy(across, data, size(page), 0) == 1
+    assert b"can be written" in hip.hipsimLastReport()
 
 
 def test_device_memory_ends(hip):
