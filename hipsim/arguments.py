@@ -57,7 +57,7 @@ class ArgumentList:
                 self.values.append(self._parse(entry, f"argument {index}"))
             except FileError:
                 raise
-            except (ValueError, TypeError, OverflowError, struct.error) as error:
+            except ValueError as error:
                 raise FileError(f"argument {index}: {error}") from error
 
     def locate(self, report: str) -> str:
@@ -87,7 +87,7 @@ class ArgumentList:
         if keys == {"buffer", "access"}:
             return self._buffer(entry, name)
         if keys == {"bytes"}:
-            return bytes.fromhex(entry["bytes"])
+            return _hexadecimal(*entry.items())
         if "struct" in keys and keys <= {"struct", "pointers"}:
             return self._struct(entry, name)
         if len(keys) == 1 and keys <= set(_NUMBERS):
@@ -98,22 +98,34 @@ class ArgumentList:
         )
 
     def _struct(self, entry: dict[str, Any], name: str) -> Struct:
+        data = _hexadecimal(("struct", entry["struct"]))
+        listed = entry.get("pointers", [])
+        if not isinstance(listed, list):
+            raise ValueError(f"pointers: expected a list, got {listed!r}")
         pointers = []
-        for pointer in entry.get("pointers", []):
+        for pointer in listed:
             if not isinstance(pointer, dict) or set(pointer) != {
                 "offset",
                 "buffer",
                 "access",
             }:
                 raise ValueError(f"expected offset, buffer, access, got {pointer!r}")
-            if type(pointer["offset"]) is not int:
-                raise ValueError(f"offset: expected a number of bytes, got {pointer!r}")
-            place = f"{name}, pointer at byte {pointer['offset']}"
-            pointers.append((pointer["offset"], self._buffer(pointer, place)))
-        return Struct(bytes.fromhex(entry["struct"]), pointers)
+            offset = pointer["offset"]
+            if type(offset) is not int:
+                raise ValueError(f"offset: expected a number of bytes, got {offset!r}")
+            if not 0 <= offset <= len(data) - 8:
+                raise ValueError(
+                    f"pointer at byte {offset} of a struct of {len(data)} bytes"
+                )
+            place = f"{name}, pointer at byte {offset}"
+            pointers.append((offset, self._buffer(pointer, place)))
+        return Struct(data, pointers)
 
     def _buffer(self, entry: dict[str, Any], name: str) -> Buffer:
-        path = self._folder / entry["buffer"]
+        given = entry["buffer"]
+        if not isinstance(given, str) or "\0" in given:
+            raise ValueError(f"buffer: expected a file name, got {given!r}")
+        path = self._folder / given
         target = path.resolve()  # a link keeps its name, but not its own buffer
         if target not in self._files:
             self._files[target] = FileBuffer(path)
@@ -131,12 +143,27 @@ class ArgumentList:
         return buffer
 
 
+def _hexadecimal(item: tuple[str, Any]) -> bytes:
+    key, value = item
+    try:
+        return bytes.fromhex(value)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{key}: expected bytes in hexadecimal, got {value!r:.80}"
+        ) from None
+
+
 def _pack_number(item: tuple[str, Any]) -> bytes:
     kind, value = item
     if kind == "f32":
         if type(value) not in (int, float):
             raise ValueError(f"f32: expected a number, got {value!r}")
-        return struct.pack("<f", value)
+        try:
+            return struct.pack("<f", value)
+        except OverflowError:
+            raise ValueError(
+                f"f32: expected a number of 32 bits, got {value}"
+            ) from None
     bits = int(kind[1:])
     if type(value) is not int or not -(2 ** (bits - 1)) <= value < 2**bits:
         raise ValueError(f"{kind}: expected an integer of {bits} bits, got {value!r}")

@@ -90,7 +90,7 @@ class Buffer:
     def __init__(
         self, data: Any, access: str = "rw", *, offset: int = 0, size: int | None = None
     ) -> None:
-        if access not in _native.ACCESS:
+        if not isinstance(access, str) or access not in _native.ACCESS:
             raise ValueError(f"access: expected r, w or rw, got {access!r}")
         view = memoryview(data)
         rest = view.nbytes - offset
@@ -215,6 +215,8 @@ class Kernel:
             HipError: refused, or the kernel faulted; the report says where.
             ValueError: arguments do not fit the kernel.
         """
+        if not 0 <= lds < 2**32:  # ctypes would cut it off
+            raise ValueError(f"lds: expected a number of bytes below 2**32, got {lds}")
         packed = [ctypes.create_string_buffer(p, len(p)) for p in self.pack(arguments)]
         params = (ctypes.c_void_p * max(1, len(packed)))(
             *[ctypes.addressof(p) for p in packed]
