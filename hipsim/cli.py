@@ -12,6 +12,7 @@ import argparse
 import collections
 import contextlib
 import json
+import math
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from typing import NoReturn
 from . import _native, take_profile
 from .arguments import ArgumentList
 from .files import FileError
-from .module import Module, disassemble, object_info
+from .module import Module, Stats, disassemble, object_info
 from .profile_file import Profile, read_profile, write_json
 from .profile_listing import annotate
 from .profile_table import table
@@ -52,10 +53,21 @@ class _Parser(argparse.ArgumentParser):
 
 def _triple(text: str) -> tuple[int, int, int]:
     parts = text.split(",")
-    if len(parts) != 3 or not all(p.isascii() and p.isdigit() for p in parts):
-        raise argparse.ArgumentTypeError(f"expected X,Y,Z, got {text!r}")
-    x, y, z = (int(p) for p in parts)
+    if len(parts) not in (1, 3) or not all(p.isascii() and p.isdigit() for p in parts):
+        raise argparse.ArgumentTypeError(f"expected X,Y,Z or X, got {text!r}")
+    x, y, z = (int(p) for p in (*parts, "1", "1")[:3])
     return x, y, z
+
+
+def _file_to_write(text: str) -> Path:
+    path = Path(text)
+    if not text or path.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file to write, got {text!r}")
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{text}: expected an existing folder to write to"
+        )
+    return path
 
 
 def _lds_bytes(text: str) -> int:
@@ -131,10 +143,18 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("object", type=Path, metavar="OBJ")
     run.add_argument("kernel", metavar="KERNEL")
     run.add_argument(
-        "--grid", type=_triple, required=True, metavar="X,Y,Z", help="in workgroups"
+        "--grid",
+        type=_triple,
+        required=True,
+        metavar="X,Y,Z",
+        help="in workgroups; X alone: X,1,1",
     )
     run.add_argument(
-        "--block", type=_triple, required=True, metavar="X,Y,Z", help="in work-items"
+        "--block",
+        type=_triple,
+        required=True,
+        metavar="X,Y,Z",
+        help="in work-items; X alone: X,1,1",
     )
     run.add_argument(
         "--lds", type=_lds_bytes, default=0, metavar="N", help="dynamic LDS bytes"
@@ -157,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--profile",
-        type=Path,
+        type=_file_to_write,
         metavar="FILE",
         help="write counters, bounds and instruction counts as JSON; print the table",
     )
@@ -171,9 +191,8 @@ def _info(options: argparse.Namespace) -> int:
         print(json.dumps(facts, indent=2))
         return 0
     target = facts["target"] or facts["arch"]
-    count = len(facts["kernels"])
-    noun = "kernel" if count == 1 else "kernels"
-    print(f"{target}, code object v{facts['abi']}, {count} {noun}")
+    kernels = _number_of(len(facts["kernels"]), "kernel")
+    print(f"{target}, code object v{facts['abi']}, {kernels}")
     width = max([6, *(len(k["name"]) for k in facts["kernels"])])
     print(f"{'kernel':{width}}" + "".join(f"{title:>9}" for _, title in _COLUMNS))
     for kernel in facts["kernels"]:
@@ -186,6 +205,8 @@ def _disasm(options: argparse.Namespace) -> int:
     image, source = options.object, options.counts
     if image is None and source is not None:  # disasm --counts OBJ
         image, source = source, _NO_PROFILE
+        if image.suffix == ".json":
+            options.usage(f"expected OBJ, a code object, besides --counts {image}")
     if image is None or image == _NO_PROFILE:
         options.usage("expected OBJ, a code object")
     profile = None
@@ -228,18 +249,43 @@ def _interruptible() -> Iterator[None]:
 def _profiled(path: Path | None) -> Iterator[list[Profile]]:
     """Profiles the launch inside if there is a path; then the list has its profile."""
     profiles: list[Profile] = []
-    if path is None:
-        yield profiles
-        return
-    if not path.absolute().parent.is_dir():
-        raise FileError(f"{path}: expected an existing folder to write to")
     before = _native.get_option("profile")
-    _native.set_option("profile", 1)
+    if path is None and before:
+        print("hipsim: HIPSIM_PROFILE is ignored, use --profile FILE", file=sys.stderr)
+    _native.set_option("profile", int(path is not None))
     try:
         yield profiles
-        profiles.append(take_profile())
+        if path is not None:
+            profiles.append(take_profile())
     finally:
         _native.set_option("profile", before)
+
+
+def _number_of(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def _summary(options: argparse.Namespace, stats: Stats) -> str:
+    misaligned = f", {_number_of(stats.misaligned, 'misaligned access')}"
+    if stats.misaligned != 1:
+        misaligned = f", {stats.misaligned} misaligned accesses"
+    return (
+        f"{options.kernel}: {_number_of(stats.wave_instructions, 'wave instruction')}, "
+        f"{_number_of(stats.waves, 'wave')}, "
+        f"{_number_of(stats.workgroups, 'workgroup')}"
+        f"{misaligned * bool(stats.misaligned)}"
+    )
+
+
+def _warn_of_a_sample(options: argparse.Namespace, stats: Stats) -> None:
+    """Results are those of the workgroups that ran."""
+    total = math.prod(options.grid)
+    if stats.workgroups < total:
+        print(
+            f"hipsim: HIPSIM_SAMPLE={_native.get_option('sample')}: only "
+            f"{stats.workgroups} of {total} workgroups ran, results are incomplete",
+            file=sys.stderr,
+        )
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -262,11 +308,10 @@ def _run(options: argparse.Namespace) -> int:
                 raise _native.HipError(error.code, error.name, report) from error
     for file in arguments.written:
         print(f"wrote {file.write(options.out)}")
-    misaligned = f", {stats.misaligned} misaligned accesses" * bool(stats.misaligned)
-    print(
-        f"{options.kernel}: {stats.wave_instructions} wave instructions, "
-        f"{stats.waves} waves, {stats.workgroups} workgroups{misaligned}"
-    )
+    print(_summary(options, stats))
+    if _native.get_option("check") == 2:
+        print("check level 2: no finding")
+    _warn_of_a_sample(options, stats)
     for profile in profiles:
         write_json(profile, options.profile)
         print(f"wrote {options.profile}\n\n{table(profile)}", end="")

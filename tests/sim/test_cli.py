@@ -141,6 +141,14 @@ def test_disasm_needs_an_object(capsys):
         assert "expected OBJ" in err and err.count("\n") == 1
 
 
+def test_disasm_counts_without_the_object_says_so(tmp_path, capsys):
+    (tmp_path / "p.json").write_text(json.dumps(sample()))
+    words = ("disasm", "--counts", tmp_path / "p.json")
+    code, out, err = command(main, capsys, *words)
+    assert (code, out) == (2, "")
+    assert "expected OBJ, a code object, besides --counts" in err
+
+
 def test_disasm_is_for_gfx906_alone(compile_hip, folder, capsys):
     (folder / "other.co").write_bytes(compile_hip(SOURCE, arch="gfx1100"))
     code, _, err = command(main, capsys, "disasm", folder / "other.co")

@@ -61,9 +61,7 @@ def test_run_writes_buffers_with_their_own_header(run, folder):
     assert written == before[:-16] + float_bytes(0.5, 1, 1.5, 2)
     assert (folder / "o.npy").read_bytes() == before
     assert sorted(p.name for p in (folder / "out").iterdir()) == ["o.npy"]
-    assert re.search(
-        r"^scale: \d+ wave instructions, 1 waves, 1 workgroups$", out, re.M
-    )
+    assert re.search(r"^scale: \d+ wave instructions, 1 wave, 1 workgroup$", out, re.M)
 
 
 def test_run_fills_pointers_inside_a_struct(run, folder):
@@ -162,7 +160,7 @@ def test_reports_name_the_pointer_inside_a_struct(run, folder):
 
 def test_run_counts_misaligned_accesses_at_level_1(run, folder):
     arguments = scale_arguments()[:2]
-    for level, words in (("0", "1 workgroups\n"), ("1", ", 1 misaligned accesses\n")):
+    for level, words in (("0", "1 workgroup\n"), ("1", ", 1 misaligned access\n")):
         code, out, _ = run("odd", arguments, "--check", level, block="1,1,1")
         assert code == 0 and out.endswith(words)
     written = (folder / "out" / "o.npy").read_bytes()
@@ -221,9 +219,15 @@ def test_run_without_arguments(folder, capsys):
         ([*scale_arguments()[:3], {"i32": 4.0}], "argument 3: i32"),
         ([*scale_arguments()[:3], {"i32": True}], "argument 3: i32"),
         ([{"f32": "1"}], "argument 0: f32"),
-        ([{"f32": 1e39}], "argument 0"),
-        ([{"bytes": "0g"}], "argument 0"),
-        ([{"bytes": 5}], "argument 0"),
+        ([{"f32": 1e39}], "argument 0: f32: expected a number of 32 bits, got 1e+39"),
+        ([{"f32": 10**400}], "argument 0: f32: expected a number of 32 bits, got 1000"),
+        ([{"bytes": "0g"}], "argument 0: bytes: expected bytes in hexadecimal"),
+        ([{"bytes": 5}], "argument 0: bytes: expected bytes in hexadecimal, got 5"),
+        ([{"struct": [1]}], "argument 0: struct: expected bytes in hexadecimal"),
+        ([{"struct": "00", "pointers": 5}], "pointers: expected a list, got 5"),
+        (scale_arguments(buffer=5), "argument 0: buffer: expected a file name, got 5"),
+        (scale_arguments(buffer="a\0b"), "argument 0: buffer: expected a file name"),
+        (scale_arguments(access=["r"]), "access: expected r, w or rw, got ['r']"),
         ([{"struct": "00", "pointers": [{"offset": 0}]}], "argument 0"),
         ([{}], "argument 0"),
         ([5], "argument 0"),
@@ -295,6 +299,8 @@ def test_run_refuses_two_outputs_of_one_name(run, folder):
         (["--seed", "-1"], "expected a number from 0"),
         (["--seed", str(2**63)], "expected a number from 0"),
         (["--profile", "none/p.json"], "expected an existing folder"),
+        (["--profile", "."], "expected a file to write"),
+        (["--profile", ""], "expected a file to write"),
         (["--grid", "1,1"], "expected X,Y,Z"),
         (["--grid", "1,1,-1"], "expected X,Y,Z"),
         (["--block", "a,1,1"], "expected X,Y,Z"),
@@ -311,6 +317,36 @@ def test_run_refuses_bad_options_in_one_line(run, options, words):
     code, out, err = run("scale", scale_arguments(), *options)
     assert (code, out) == (2, "")
     assert words in err and err.count("\n") == 1
+
+
+def test_run_takes_one_number_for_a_line_of_workgroups(run):
+    code, out, _ = run("scale", scale_arguments(), "--grid", "2", "--block", "128")
+    assert code == 0 and ", 4 waves, 2 workgroups\n" in out
+
+
+def test_run_says_that_level_2_found_nothing(run):
+    for level, said in (("0", False), ("1", False), ("2", True)):
+        code, out, _ = run("scale", scale_arguments(), "--check", level)
+        assert code == 0 and out.endswith("check level 2: no finding\n") == said
+
+
+def test_run_warns_that_a_sample_is_incomplete(run, option):
+    for sample, grid, warns in ((1, "4", True), (0, "4", False), (1, "1", False)):
+        option("sample", sample)
+        code, _, err = run("scale", scale_arguments(), "--grid", grid)
+        assert code == 0
+        assert err == warns * (
+            "hipsim: HIPSIM_SAMPLE=1: only 1 of 4 workgroups ran, results are "
+            "incomplete\n"
+        )
+
+
+def test_run_ignores_the_profile_variable_and_says_so(run, option):
+    option("profile", 1)
+    code, _, err = run("scale", scale_arguments())
+    assert (code, err) == (0, "hipsim: HIPSIM_PROFILE is ignored, use --profile FILE\n")
+    assert hipsim.get_option("profile") == 1
+    assert hipsim.take_profile()["launches"] == []
 
 
 def test_run_needs_a_folder_for_written_buffers(folder, capsys):
