@@ -11,6 +11,7 @@ SPDX-License-Identifier: BSD-3-Clause
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,11 @@ _LAUNCH = {
 _NUMBERS = (int, float)
 _BOUND = {"unit": str, "cycles": _NUMBERS, "seconds": _NUMBERS, "share": _NUMBERS}
 _INSTRUCTION = dict.fromkeys(
-    ("offset", "count", "lds_conflict_cycles", "stall_cycles"), _NUMBERS
+    ("offset", "count", "lds_conflict_cycles", "stall_cycles"), int
 )
+# These may be missing; none but the offset, of a function before the kernel, is
+# ever negative.
+_INSTRUCTION_OPTIONAL = {"traced": int, "lanes": _NUMBERS}
 _KERNEL = {"kernel": str, "launches": int, "seconds": dict, "error": _NUMBERS}
 _RANGE = dict.fromkeys(("low", "middle", "high"), _NUMBERS)
 _DEVICE = {
@@ -134,13 +138,22 @@ def _check(data: Any) -> None:
         for bound in launch["bounds"]:
             _fields(f"{where}: bound", bound, _BOUND)
         for instruction in launch["instructions"]:
-            _fields(f"{where}: instruction", instruction, _INSTRUCTION)
+            _instruction(f"{where}: instruction", instruction)
         for name in ("counters", "derived"):
             numbers = dict.fromkeys(launch[name], _NUMBERS)
             _fields(f"{where}: {name}", launch[name], numbers)
         estimate = launch["estimate"]
         _fields(f"{where}: estimate", estimate, {"seconds": dict, "error": _NUMBERS})
         _fields(f"{where}: estimate: seconds", estimate["seconds"], _RANGE)
+
+
+def _instruction(where: str, data: Any) -> None:
+    _fields(where, data, _INSTRUCTION)
+    there = {k: v for k, v in _INSTRUCTION_OPTIONAL.items() if k in data}
+    _fields(where, data, there)
+    for key in {**_INSTRUCTION, **there}:
+        if key != "offset" and not 0 <= data[key] < math.inf:  # nor not a number
+            raise FileError(f"{where}: {key}: unexpected value {data[key]!r:.40}")
 
 
 def _fields(where: str, data: Any, expected: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ SPDX-License-Identifier: BSD-3-Clause
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -179,6 +180,25 @@ def test_a_file_that_is_no_profile_is_refused_in_one_line(tmp_path, data, words)
         read_profile(path)
     assert "p.json: " in str(caught.value) and words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("traced", value) for value in (None, "x", [], {}, 1.5, -1, True)),
+        *(("lanes", value) for value in (None, "x", [], {}, -1, math.nan, math.inf)),
+        *(("count", value) for value in (None, 1.5, -1)),
+        *(("offset", value) for value in (None, 1.5, math.nan)),
+        ("stall_cycles", -1),
+        ("lds_conflict_cycles", -1),
+    ],
+)
+def test_instructions_with_impossible_counts_are_refused(tmp_path, key, value):
+    bad = launch("kernel")
+    bad["instructions"][1][key] = value
+    (tmp_path / "p.json").write_text(json.dumps(sample(bad)))
+    with pytest.raises(FileError, match=f"launch 0: instruction: {key}: unexpected"):
+        read_profile(tmp_path / "p.json")
 
 
 def test_joined_profiles_keep_every_launch_in_order():
