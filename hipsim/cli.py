@@ -214,7 +214,9 @@ def _disasm(options: argparse.Namespace) -> int:
         profile = read_profile(source)
     text = disassemble(image, options.kernel)
     if profile is not None:
-        text = annotate(text, profile, source)
+        kernels = object_info(image)["kernels"]
+        hashes = {kernel["name"]: kernel["code_hash"] for kernel in kernels}
+        text = annotate(text, profile, source, hashes)
     elif source is not None or options.mnemonics:
         text = _mnemonics(text)
     sys.stdout.write(text)

@@ -31,7 +31,7 @@ def object_info(image: Image) -> dict[str, Any]:
     Returns:
         target, arch, flags, abi (code object version) and kernels, a list of
         name, vgprs, sgprs, lds_bytes, private_bytes, spills, code_bytes,
-        kernarg_bytes, max_threads, wave_size and args.
+        code_hash, kernarg_bytes, max_threads, wave_size and args.
 
     Raises:
         HipError: not a code object; the report says why.

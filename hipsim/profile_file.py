@@ -133,8 +133,8 @@ def _check(data: Any) -> None:
     for index, launch in enumerate(data["launches"]):
         where = f"launch {index}"
         _fields(where, launch, _LAUNCH)
-        if "flops" in launch:
-            _fields(where, launch, {"flops": _NUMBERS})
+        optional = {"flops": _NUMBERS, "code_hash": str}
+        _fields(where, launch, {k: v for k, v in optional.items() if k in launch})
         for bound in launch["bounds"]:
             _fields(f"{where}: bound", bound, _BOUND)
         for instruction in launch["instructions"]:

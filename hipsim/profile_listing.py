@@ -9,6 +9,7 @@ SPDX-License-Identifier: BSD-3-Clause
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from .files import FileError
@@ -22,12 +23,15 @@ _WIDTHS = (11, 6, 10, 8)
 Sums = dict[int, Counter[str]]
 
 
-def annotate(text: str, profile: Profile, source: Path) -> str:
+def annotate(
+    text: str, profile: Profile, source: Path, hashes: Mapping[str, str] | None = None
+) -> str:
     """`text` with executions, active lanes, LDS conflicts and stalls per line.
 
     Executions by a wave and LDS conflict cycles are sums over the profile's
     launches of each kernel; lanes and stall cycles are means of one execution (-:
     none was traced). A dot marks an instruction that none of the launches executed.
+    `hashes` are the code_hash of the kernels of `text`, as object_info() has them.
 
     Raises:
         FileError: no kernel of `text` was launched, or the profile belongs to
@@ -42,6 +46,13 @@ def annotate(text: str, profile: Profile, source: Path) -> str:
             f"{source}: no launch of {', '.join(kernels)} (launched: "
             f"{', '.join(launched) or 'nothing'})"
         )
+    for name, code_hash in (hashes or {}).items():
+        for launch in launched.get(name, []) if name in kernels else []:
+            if launch.get("code_hash", code_hash) != code_hash:
+                raise FileError(
+                    f"{source}: {name} has other code in this object: the profile "
+                    "is of another build"
+                )
     out = [simulated_text(profile)]
     for name, lines in kernels.items():
         launches = launched.get(name, [])

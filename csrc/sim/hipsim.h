@@ -150,7 +150,7 @@ HIPSIM_API hipError_t hipsimFaultsFired(const char *kind, uint64_t *count);
  * the last call, which are then forgotten. Keys: version (1), device,
  * constants [{name, value, unit, source, grade}] of the cost model,
  * launches_dropped (only the last 64 are told one by one), kernels (sums over
- * all launches by name), launches [{kernel, grid, block, lds_bytes, vgprs,
+ * all launches by name), launches [{kernel, code_hash (as of hipsimObjectInfo), grid, block, lds_bytes, vgprs,
  * sgprs, waves_per_simd, groups_per_cu, groups_total, groups_executed,
  * groups_traced, groups_traced_in_part, instructions_traced, incomplete (host
  * memory ran out: something is missing), schedule {cu_cycles of the traced
@@ -169,7 +169,7 @@ HIPSIM_API hipError_t hipsimTakeProfile(char **json);
 
 /* JSON text about a code object: target, arch, flags (e_flags), abi, kernels
  * [{name, vgprs, agprs, sgprs, lds_bytes, private_bytes, vgpr_spills,
- * sgpr_spills, code_bytes, kernarg_bytes, max_threads, wave_size, metadata
+ * sgpr_spills, code_bytes, code_hash, kernarg_bytes, max_threads, wave_size, metadata
  * (false: no note, so some of these are 0), args [{name, offset, size,
  * kind}]}].
  * Works for every AMDGPU architecture (only running needs code that gfx906

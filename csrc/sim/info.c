@@ -10,10 +10,14 @@
 
 #include <stdlib.h>
 
-static void put_kernel(sim_text *to, const sim_kernel *kernel)
+static void put_kernel(sim_text *to, const sim_object *object,
+                       const sim_kernel *kernel)
 {
     sim_text_format(to, "{\"name\": ");
     sim_text_string(to, kernel->name);
+    sim_text_add(to, ", \"code_hash\": ");
+    sim_text_hash(to, object->image + kernel->entry,
+                  (size_t)kernel->code_bytes);
     sim_text_format(
         to,
         ", \"vgprs\": %u, \"agprs\": %u, \"sgprs\": %u, \"lds_bytes\": %u, "
@@ -77,7 +81,7 @@ HIPSIM_API hipError_t hipsimObjectInfo(const void *image, size_t bytes,
                     object->flags, object->version);
     for (size_t i = 0; i < object->kernel_count; i++) {
         sim_text_add(&to, i != 0 ? ", " : "");
-        put_kernel(&to, &object->kernel[i]);
+        put_kernel(&to, object, &object->kernel[i]);
     }
     sim_text_format(&to, "]}");
     sim_object_free(object);

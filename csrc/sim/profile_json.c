@@ -204,6 +204,10 @@ static void put_shape(sim_text *out, const profile_launch *launch)
     const profile_occupancy *o = &launch->occupancy;
 
     profile_put_string(out, "kernel", d->kernel, ",");
+    put_key(out, "code_hash");
+    sim_text_hash(out, (const void *)(uintptr_t)d->entry,
+                  (size_t)d->code_bytes);
+    sim_text_add(out, ",");
     sim_text_format(out,
                     "\"grid\":[%u,%u,%u],\"block\":[%u,%u,%u],"
                     "\"lds_bytes\":%u,\"vgprs\":%u,\"sgprs\":%u,"

@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "text.h"
 
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,4 +60,15 @@ void sim_text_string(sim_text *to, const char *text)
         }
     }
     add_bytes(to, "\"", 1);
+}
+
+void sim_text_hash(sim_text *to, const void *bytes, size_t count)
+{
+    const unsigned char *byte = bytes;
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+
+    for (size_t i = 0; i < count; i++) {
+        hash = (hash ^ byte[i]) * UINT64_C(0x100000001b3);
+    }
+    sim_text_format(to, "\"%016" PRIx64 "\"", hash);
 }

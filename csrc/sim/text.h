@@ -26,4 +26,8 @@ void sim_text_format(sim_text *to, const char *format, ...)
 /* A JSON string; bytes that are not printable ASCII become escapes. */
 void sim_text_string(sim_text *to, const char *text);
 
+/* A JSON string of 16 hexadecimal digits, by which a program tells code from
+ * other code (FNV-1a; no protection against a forger). */
+void sim_text_hash(sim_text *to, const void *bytes, size_t count);
+
 #endif

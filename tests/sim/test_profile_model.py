@@ -17,6 +17,8 @@ import pytest
 from profile_tools import PAGE, aligned, bounds, profile
 
 import hipsim
+from hipsim.cli import main
+from hipsim.profile_file import write_json
 
 CLOCK = 1.725e9
 ROOT = Path(__file__).resolve().parents[2]
@@ -482,6 +484,23 @@ def test_many_launches_keep_the_last_and_a_sum_of_all():
     assert kernel["launches"] == kernel["counters"]["SQ_WAVES"] == 70
     assert kernel["error"] == taken["launches"][0]["estimate"]["error"]
     assert 0 < kernel["seconds"]["low"] <= kernel["seconds"]["middle"]
+
+
+def test_counts_of_another_build_with_equal_offsets_are_refused(tmp_path, capsys):
+    images = [
+        isa_tools.assemble(f"v_mov_b32 v1, {value}\n s_endpgm", 0, vgprs=4)
+        for value in (1, 2)
+    ]
+    with hipsim.Module(images[0]) as module:
+        module.kernel("kernel").launch((1, 1, 1), (64, 1, 1), [])
+    write_json(hipsim.take_profile(), tmp_path / "p.json")
+    codes = []
+    for image in images:
+        (tmp_path / "k.co").write_bytes(image)
+        words = ["disasm", str(tmp_path / "k.co"), "--counts", str(tmp_path / "p.json")]
+        codes.append(main(words))
+    assert codes == [0, 2]
+    assert "kernel has other code" in capsys.readouterr().err
 
 
 OUT_OF_MEMORY = """
