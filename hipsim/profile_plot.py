@@ -104,9 +104,9 @@ def plot(profile: Profile, path: Path) -> None:
     left, right = figure.subplots(1, 2)
     _draw_roofline(left, profile)
     _draw_bounds(right, summaries)
-    error = error_text(max(summary.error for summary in summaries))
-    error = error.replace("+-", "\N{PLUS-MINUS SIGN}")
-    figure.suptitle(f"{simulated_text(profile)}\nEstimates: {error}", fontsize=10)
+    bar = error_text(max(summary.error for summary in summaries))
+    bar = bar.replace("+-", "\N{PLUS-MINUS SIGN}")
+    figure.suptitle(f"{simulated_text(profile)}\nEstimates: {bar}", fontsize=10)
     # below, where it hides no point
     figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=8)
     try:

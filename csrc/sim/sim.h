@@ -108,7 +108,7 @@ typedef struct sim_descriptor {
 typedef struct sim_dispatch {
     const char *kernel; /* name, for reports */
     const sim_code *code;
-    uint64_t entry; /* address of the first instruction */
+    uint64_t entry;      /* address of the first instruction */
     uint64_t code_bytes; /* of the kernel, from there on */
     sim_descriptor descriptor;
     uint32_t groups[3]; /* grid in workgroups */
