@@ -160,10 +160,9 @@ def _pack_number(item: tuple[str, Any]) -> bytes:
             raise ValueError(f"f32: expected a number, got {value!r}")
         try:
             return struct.pack("<f", value)
-        except OverflowError:
-            raise ValueError(
-                f"f32: expected a number of 32 bits, got {value}"
-            ) from None
+        except (OverflowError, struct.error):
+            text = f"{value!s:.40}"
+            raise ValueError(f"f32: expected a number of 32 bits, got {text}") from None
     bits = int(kind[1:])
     if type(value) is not int or not -(2 ** (bits - 1)) <= value < 2**bits:
         raise ValueError(f"{kind}: expected an integer of {bits} bits, got {value!r}")
