@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Union
 
-from . import _record, _shim
+from . import _record, _shim, _simulate
 from ._config import simulator_path
 from ._errors import FlashAttnError
 from ._reason import Reason
@@ -38,6 +38,7 @@ class Profile:
         self._before = _record.counters()
         self._calls: dict[str, dict[str, int]] | None = None  # None: still open
         self._patched = _shim.is_patched()
+        self._simulating = _simulate.current_arch() is not None
 
     def to_dict(self) -> dict[str, Any]:
         """The profile as plain data.
@@ -67,7 +68,7 @@ class Profile:
         from hipsim.profile_table import table
 
         data = self.to_dict()
-        lines = _unsimulated(data, self._patched)
+        lines = _unsimulated(data, self._patched, self._simulating)
         return table(data) + "".join(line + "\n" for line in lines)
 
     def save(self, path: PathLike) -> None:
@@ -144,6 +145,8 @@ class Profile:
 
     def _close(self) -> None:
         self._patched = self._patched or _shim.is_patched()
+        simulating = _simulate.current_arch() is not None
+        self._simulating = self._simulating or simulating
         self._calls = self._made()
 
 
@@ -223,7 +226,7 @@ def profile() -> Iterator[Profile]:
 # Why there may be nothing
 
 
-def _unsimulated(data: dict[str, Any], patched: bool) -> list[str]:
+def _unsimulated(data: dict[str, Any], patched: bool, simulating: bool) -> list[str]:
     """Calls that left no launch in the profile, and why."""
     from hipsim.profile_file import is_empty
 
@@ -240,6 +243,8 @@ def _unsimulated(data: dict[str, Any], patched: bool) -> list[str]:
         lines.append("no attention call was made through this package")
         if not patched:
             lines.append("patch() was not in force")
+        if not simulating:
+            lines.append("simulate() was not in force")
     if _simulator() is None:
         missing = simulator_path() or "the hipsim package"
         lines.append(f"there is no simulator here: expected {missing}, missing")

@@ -133,6 +133,7 @@ def test_without_calls_the_table_says_that_nothing_was_simulated(fake, tmp_path)
     assert lines[1:] == [
         "no attention call was made through this package",
         "patch() was not in force",
+        "simulate() was not in force",
     ]
     for write in (p.save, p.trace, p.plot):
         name = write.__name__
