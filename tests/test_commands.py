@@ -104,6 +104,9 @@ def test_help_names_every_command_and_option(capsys):
         (["profile", "--json", "none/p.json", "x.py"], "existing folder"),
         (["profile", "--trace", "none/p.json", "x.py"], "existing folder"),
         (["profile", "--plot", "none/p.png", "x.py"], "existing folder"),
+        (["profile", "--plot", "p.xyz", "x.py"], "--plot p.xyz: expected a suffix"),
+        (["profile", "--json", ".", "x.py"], "expected a file to write"),
+        (["profile", "--trace", "", "x.py"], "expected a file to write"),
     ],
     ids=str,
 )

@@ -27,6 +27,9 @@ from .._config import DEFAULT_ARCH
 from .._errors import FlashAttnError
 
 _INTERRUPTED = 130  # 128 + SIGINT
+# What matplotlib writes without further programs. It is not asked: importing it
+# before the script would fix settings that the script may want to make.
+_PICTURES = "png pdf svg svgz ps eps raw rgba jpg jpeg tif tiff webp".split()
 
 _DESCRIPTION = """\
 Runs a Python script with scaled_dot_product_attention patched and CPU tensors on
@@ -105,8 +108,17 @@ def _compile(script: Path) -> CodeType | Exception:
 def _refuse_early(options: argparse.Namespace) -> None:
     """Says before a long run what would make its files fail."""
     for path in (options.json, options.trace, options.plot):
-        if path is not None and not path.absolute().parent.is_dir():
+        if path is None:
+            continue
+        if path.is_dir():
+            raise FlashAttnError(f"{path}: expected a file to write, is a folder")
+        if not path.absolute().parent.is_dir():
             raise FlashAttnError(f"{path}: expected an existing folder to write to")
+    kind = "" if options.plot is None else options.plot.suffix[1:].lower()
+    if kind and kind not in _PICTURES:
+        raise FlashAttnError(
+            f"--plot {options.plot}: expected a suffix of {', '.join(_PICTURES)}"
+        )
     if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise FlashAttnError(
             "--plot needs matplotlib, which is not installed (pip install matplotlib)"
