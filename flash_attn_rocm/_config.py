@@ -33,6 +33,7 @@ class Config:
 
     device: str  # "auto", "sim", "standin" or "off"
     sim_arch: str  # what device "sim" simulates
+    device_text: str  # FLASH_ATTN_ROCM_DEVICE as it was set, for messages
     code_dir: str
     log: str | None
     untested: bool
@@ -56,7 +57,8 @@ def _switch(environ: Mapping[str, str], name: str) -> bool:
 def read(environ: Mapping[str, str]) -> Config:
     """Parse the variables of this package out of `environ`."""
     device, arch = "auto", DEFAULT_ARCH
-    value = environ.get(_PREFIX + "DEVICE", "").strip().lower()
+    text = environ.get(_PREFIX + "DEVICE", "").strip()
+    value = text.lower()
     named = re.fullmatch(r"sim:(gfx[0-9a-f]{3,4})", value)
     if named:
         device, arch = "sim", named.group(1)
@@ -64,7 +66,8 @@ def read(environ: Mapping[str, str]) -> Config:
         device = value
     elif value:
         expected = "auto, sim, sim:ARCH, standin or off"
-        _malformed("DEVICE", value, expected, "auto")
+        _malformed("DEVICE", text, expected, "auto")
+        text = ""
 
     packaged = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_code")
     code_dir = environ.get(_PREFIX + "CODE_DIR", "").strip() or packaged
@@ -82,6 +85,7 @@ def read(environ: Mapping[str, str]) -> Config:
     return Config(
         device=device,
         sim_arch=arch,
+        device_text=text,
         code_dir=code_dir,
         log=log,
         untested=_switch(environ, "UNTESTED"),

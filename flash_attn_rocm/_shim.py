@@ -66,7 +66,10 @@ def note(reason: Reason, detail: str = "") -> None:
         if reason is Reason.FAILED:
             logger.warning("a fused call failed, stock SDPA answered it: %s", detail)
         else:
-            logger.info("stock SDPA answers calls with reason %r", code)
+            from ._status import _why  # which imports this module
+
+            why = _why(reason)
+            logger.info("stock SDPA answers calls with reason %r: %s", code, why)
 
 
 def _causal_bias(*args: Any, **kwargs: Any) -> Tensor:

@@ -44,7 +44,11 @@ def missing_for(arch: str) -> str | None:
 # With FLASH_ATTN_ROCM_DEVICE=sim every context simulates from the start.
 default_missing = missing_for(config.sim_arch) if config.device == "sim" else None
 if default_missing is not None:
-    logger.warning("FLASH_ATTN_ROCM_DEVICE=sim has no effect: %s", default_missing)
+    logger.warning(
+        "FLASH_ATTN_ROCM_DEVICE=%s has no effect: %s",
+        config.device_text,
+        default_missing,
+    )
 _default: str | None = (
     config.sim_arch if config.device == "sim" and default_missing is None else None
 )

@@ -547,7 +547,16 @@ def test_device_settings(value, device, arch):
 
 def test_a_log_level_sets_up_the_logger():
     _, stderr = broken(LOG="info")
-    assert stderr == "flash_attn_rocm: stock SDPA answers calls with reason 'device'\n"
+    assert stderr.count("\n") == 1
+    assert stderr.startswith(
+        "flash_attn_rocm: stock SDPA answers calls with reason 'device': no kernels "
+        "run on this device"
+    )
+
+
+def test_a_device_without_effect_is_quoted_as_it_was_set():
+    _, stderr = broken(DEVICE="sim:gfx1100")
+    assert "FLASH_ATTN_ROCM_DEVICE=sim:gfx1100 has no effect: arch: " in stderr
 
 
 # --------------------------------------------------------------------------- fork
