@@ -21,6 +21,7 @@ from typing import NoReturn
 
 from . import _native, take_profile
 from .arguments import ArgumentList
+from .bundle import bundle_entries
 from .files import FileError
 from .module import Module, Stats, disassemble, object_info
 from .profile_file import Profile, read_profile, write_json
@@ -187,12 +188,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _info(options: argparse.Namespace) -> int:
     facts = object_info(options.object)
+    entries = bundle_entries(options.object.read_bytes())
+    if entries:
+        facts["bundle"] = entries
     if options.json:
         print(json.dumps(facts, indent=2))
         return 0
     target = facts["target"] or facts["arch"]
     kernels = _number_of(len(facts["kernels"]), "kernel")
     print(f"{target}, code object v{facts['abi']}, {kernels}")
+    if entries:
+        print(f"chosen from a bundle of {len(entries)}: {', '.join(entries)}")
     width = max([6, *(len(k["name"]) for k in facts["kernels"])])
     print(f"{'kernel':{width}}" + "".join(f"{title:>9}" for _, title in _COLUMNS))
     for kernel in facts["kernels"]:

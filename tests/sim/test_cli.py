@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,26 @@ def test_info_prints_a_table_or_json(folder, capsys):
         row = next(r for r in out.splitlines() if r.split()[0] == kernel["name"])
         assert row.split()[1] == str(kernel["vgprs"])
         assert str(kernel["code_bytes"]) in row.split()
+
+
+def test_info_names_every_entry_of_a_bundle(folder, capsys):
+    image = (folder / "k.co").read_bytes()
+    names = ["host-x86_64-unknown-linux--", "hipv4-amdgcn-amd-amdhsa--gfx1100"]
+    names.append("hipv4-amdgcn-amd-amdhsa--gfx906")
+    sizes = [0, 0, len(image)]
+    table = b"".join(
+        struct.pack("<QQQ", 4096, size, len(name)) + name.encode()
+        for name, size in zip(names, sizes)
+    )
+    head = b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<Q", 3) + table
+    (folder / "bundle.hipfb").write_bytes(head.ljust(4096, b"\0") + image)
+    code, out, err = command(main, capsys, "info", folder / "bundle.hipfb")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert "gfx906" in lines[0]
+    assert lines[1] == f"chosen from a bundle of 3: {', '.join(names)}"
+    _, text, _ = command(main, capsys, "info", folder / "bundle.hipfb", "--json")
+    assert json.loads(text)["bundle"] == names
 
 
 def test_disasm_prints_and_counts_instructions(compile_hip, folder, capsys):
