@@ -40,6 +40,8 @@ import flash_attn_rocm
 ARCH = "gfx906"
 PROMPT = "The value of the"
 LOSS_TOLERANCE = 1e-3  # nats per token, between the two runs
+# A progress bar; disable=None: only if stderr is a terminal.
+BAR: dict[str, Any] = {"leave": False, "mininterval": 1.0, "disable": None}
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -72,9 +74,7 @@ def perform(
     """Fills `run`; the whole context is computed anew for every token."""
     start = time.perf_counter()
     losses = []
-    for window in tqdm(
-        windows, desc=f"{run.name}: validation", leave=False, mininterval=1.0
-    ):
+    for window in tqdm(windows, desc=f"{run.name}: validation", **BAR):
         logits = model(window[None, :-1])
         losses.append(next_token_loss(logits, window[None, 1:]).item())
         run.validation.append(logits)
@@ -82,9 +82,7 @@ def perform(
     run.loss = sum(losses) / len(losses)
     generator = torch.Generator().manual_seed(options.seed)
     run.tokens = list(prompt)
-    for _ in tqdm(
-        range(options.tokens), desc=f"{run.name}: writing", leave=False, mininterval=1.0
-    ):
+    for _ in tqdm(range(options.tokens), desc=f"{run.name}: writing", **BAR):
         before = counters()["wave_instructions"]
         context = torch.tensor([run.tokens[-model.config.context :]])
         logits = model(context)[0, -1]
@@ -209,7 +207,7 @@ def main() -> int:
     )
 
     losses: list[float] = []
-    bar = tqdm(total=options.steps, desc="training", leave=False, mininterval=1.0)
+    bar = tqdm(total=options.steps, desc="training", **BAR)
     for loss in train(model, tokens[:split], range(options.steps), options.steps):
         losses.append(loss)
         bar.set_postfix(loss=f"{loss:.2f}", refresh=False)
@@ -237,11 +235,12 @@ def main() -> int:
         print(textwrap.indent(textwrap.fill(tokenizer.decode(run.tokens), 76), "  "))
     print()
     if diverging is None:
-        print(f"All {len(fused.tokens)} tokens are the same.")
+        print(f"All {len(fused.steps)} generated tokens are the same.")
     else:
         pair = [tokenizer.pieces[run.tokens[diverging]] for run in (stock, fused)]
         print(
-            f"First different token: number {diverging}, {pair[0]!r} and {pair[1]!r}."
+            f"First different token: number {diverging - len(prompt) + 1} of those "
+            f"generated, {pair[0]!r} and {pair[1]!r}."
         )
     print(f"Largest difference of a logit: {gap:.2e}.")
     print(f"Validation losses differ by {abs(stock.loss - fused.loss):.1e}.")

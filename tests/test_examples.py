@@ -52,6 +52,8 @@ def test_demo_runs_every_attention_call_fused(tmp_path):
     losses = figures["validation_loss"]
     assert figures["largest_logit_difference"] > 0, "the second run was stock too"
     assert losses["stock"] == pytest.approx(losses["gfx906"], rel=0, abs=1e-3)
+    assert "All 6 generated tokens are the same." in done.stdout
+    assert "training:" not in done.stderr  # no progress bar without a terminal
     assert "gfx906" in done.stdout and "fa_fwd_f16_d64_plain" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
 
