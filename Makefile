@@ -23,8 +23,8 @@ help:
 	@echo 'make kernels         kernels and their table (FA_ARCHS="gfx906;gfx1100" or all)'
 	@echo 'make standin         the same kernels through nvcc for NVIDIA cards'
 	@echo 'make bench-sim       speed of the simulator; also bench-overhead, bench-accuracy'
-	@echo 'make mutate          is each wait and barrier of the kernels needed? (20 min)'
-	@echo 'make mutate-isa      does each row of the instruction lists have a test?'
+	@echo 'make mutate          is each wait and barrier of the kernels needed? (15-30 min)'
+	@echo 'make mutate-isa      has each row of the instruction lists a test? (1 min)'
 	@echo 'make lint, format    clang-format, ruff, mypy, hadolint'
 	@echo 'make clean           remove what was built; distclean: and $(VENV)'
 	@echo

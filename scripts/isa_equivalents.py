@@ -20,7 +20,7 @@ REASONS: list[tuple[str, str, str]] = [
         r"v_(mul_(legacy_f32|hi_[iu]32|(hi_)?[iu]32_[iu]24)|add_i32|(addc|add)_co_u32|"
         r"(min|max)3?_f(16|32|64)|(mad|mac|madak|fma)_(legacy_)?\w+|"
         r"mad_[iu]64_[iu]32|cmpx?_[ou]_f(16|32|64)|sad_(u8|hi_u8|u16|u32)|lerp_u8|"
-        r"pk_(mad|fma|min|max)_\w+|dot[248]_\w+)",
+        r"pk_(mad|fma|min|max)_\w+|dot[248]_\w+|div_fmas_f(32|64))",
         r"A and B swapped",
         "the two are added, multiplied or compared in a way that has no order; for "
         "min, max and NaN results the rule looks at the sources, not at the statement",
