@@ -147,7 +147,7 @@ bool exec_allowed(sim_group *g, uint64_t address, uint64_t bytes,
 /* True for a scalar load that may be wider than what the program asked for. */
 static inline bool exec_widened(uint64_t address, uint32_t bytes)
 {
-    return bytes <= 16 && address % bytes == 0;
+    return bytes != 0 && bytes <= 16 && address % bytes == 0;
 }
 
 /* Makes a vector row name the registers that M0 moves it to; returns one past

@@ -365,7 +365,7 @@ void exec_smem(wave *w, const isa_row *row)
             exec_fault_at(w, SIM_FAULT_ADDRESS, 0, address, take, "");
             return;
         }
-        if (w->group->watched &&
+        if (take > 0 && w->group->watched &&
             !watch_access_scalar(w, address, take, SIM_READ)) {
             return;
         }

@@ -71,3 +71,13 @@ def test_a_load_of_nobodys_memory_is_still_a_fault():
     body = "s_load_dwordx4 s[20:23], s[10:11], 0x10\ns_waitcnt lgkmcnt(0)\n"
     buffers = [hipsim.Buffer(bytearray(64), "rw", size=16) for _ in range(2)]
     assert "illegal address" in findings(body, buffers=buffers)
+
+
+def test_a_scalar_buffer_load_beyond_the_records_reads_defined_zeros():
+    body = (
+        "s_mov_b32 s12, s8\ns_mov_b32 s13, s9\ns_mov_b32 s14, 0\n"
+        "s_mov_b32 s15, 0x20000\ns_buffer_load_dwordx2 s[20:21], s[12:15], 0x0\n"
+        "s_waitcnt lgkmcnt(0)\nv_mov_b32 v3, s20\nv_mov_b32 v4, 0\n"
+        "global_store_dword v4, v3, s[10:11]\n"
+    )
+    assert findings(body) == ""
