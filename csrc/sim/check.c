@@ -24,18 +24,12 @@ const char *check_place(const wave *w, size_t pc, char *text, size_t size)
 {
     const sim_dispatch *dispatch = w->group->dispatch;
     uint64_t offset = check_offset(w, pc);
-    const char *file;
-    unsigned line;
+    char line[CHECK_PLACE / 2]; /* the rest is for the offset */
+    bool known = sim_lines_place(dispatch->lines, dispatch->text_entry + offset,
+                                 line, sizeof line);
 
-    if (sim_lines_find(dispatch->lines, dispatch->text_entry + offset, &file,
-                       &line)) {
-        const char *slash = strrchr(file, '/');
-        (void)snprintf(text, size, "pc 0x%llx (%s:%u)",
-                       (unsigned long long)offset,
-                       slash != NULL ? slash + 1 : file, line);
-    } else {
-        (void)snprintf(text, size, "pc 0x%llx", (unsigned long long)offset);
-    }
+    (void)snprintf(text, size, "pc 0x%llx%s%s%s", (unsigned long long)offset,
+                   known ? " (" : "", line, known ? ")" : "");
     return text;
 }
 

@@ -6,8 +6,8 @@
  *   check.c            one workgroup under check, reports
  *   check_undefined.c  bits that were never written, where they matter
  *   check_spread.c     how they pass from registers to registers
- *   check_origin.c     where they come from, for the reports
  *   check_bits.c       the same for one operation
+ *   check_origin.c     where they come from, for the reports
  *   check_waits.c      results that no s_waitcnt has waited for
  *   check_hazards.c    wait states that the program must insert
  *   check_lds.c        LDS and scratch: undefined bytes, races between waves
@@ -191,6 +191,13 @@ static inline uint32_t *check_vector(check_wave *c, unsigned reg)
 static inline bool check_any(const check_wave *c, unsigned reg)
 {
     return (c->any[reg / 64] >> reg % 64 & 1) != 0;
+}
+
+/* Whether a register, by its code in `operand`, has an undefined bit. */
+static inline bool check_bad(const check_wave *c, unsigned code)
+{
+    return code < SRC_VGPR ? c->scalar[code] != 0
+                           : check_any(c, code - SRC_VGPR);
 }
 
 /* Looks again whether a VGPR has an undefined bit. */

@@ -115,7 +115,8 @@ static bool lane_races(wave *w, const isa_row *row, const watch_access *access,
         return true;
     }
     /* The other workgroup may be about to store the same value. */
-    for (int tries = 0; tries < SILENT_TRIES; tries++) {
+    for (int tries = 0; access->kind == SIM_WRITE && tries < SILENT_TRIES;
+         tries++) {
         if (check_silent(w, row, access, l, (const void *)(uintptr_t)address)) {
             return true;
         }

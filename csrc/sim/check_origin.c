@@ -41,7 +41,7 @@ bool check_origin_take(check_wave *c, const check_row *facts,
         for (unsigned r = use->first;
              use->role != ROLE_RESULT && r < (unsigned)use->first + use->count;
              r++) {
-            if (r < SRC_VGPR ? c->scalar[r] != 0 : check_any(c, r - SRC_VGPR)) {
+            if (check_bad(c, r)) {
                 *origin = *origin_of(c, r);
                 return true;
             }

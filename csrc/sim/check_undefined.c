@@ -178,7 +178,7 @@ static bool concerned(const check_wave *c, const check_row *facts)
         const operand *use = &facts->uses.of[i];
         for (unsigned r = use->first; r < (unsigned)use->first + use->count;
              r++) {
-            if (r < SRC_VGPR ? c->scalar[r] != 0 : check_any(c, r - SRC_VGPR)) {
+            if (check_bad(c, r)) {
                 return true;
             }
         }

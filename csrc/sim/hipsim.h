@@ -87,7 +87,8 @@ HIPSIM_API const char *hipsimLastReport(void);
  *   check           0 to 2, the check level
  *   threads         per launch, 0 all cores
  *   cpu             0 portable code, 1 best for this host
- *   budget          wave instructions per workgroup, 0 none
+ *   budget          wave instructions per workgroup, 0 none (at level 2:
+ *                   100 million)
  *   sample          workgroups of a launch that run, spread over the grid, 0
  *                   all. Results are incomplete, and a profile's counters;
  *                   its bounds and estimate scale to the grid, except that
@@ -121,7 +122,8 @@ HIPSIM_API hipError_t hipsimGetOption(const char *name, int64_t *value);
  *             that is sooner, and then makes no progress until the instruction
  *             budget ends it, hipErrorLaunchFailure. The stats count the
  *             whole budget, but no host time passes. Without option "budget"
- *             it is 10^9 wave instructions per workgroup.
+ *             it is 10^9 wave instructions per workgroup (at level 2
+ *             10^8).
  *   memory    access=N (1), the Nth vector memory instruction of workgroup
  *             group=N (0, linear index), or the first after it in which a lane
  *             reaches for global memory, faults: hipErrorIllegalAddress.

@@ -151,22 +151,6 @@ static void describe_address(const sim_memory *memory, const sim_fault *fault,
     }
 }
 
-/* " at file.hip:12", or "" if the object does not say. */
-static void describe_line(const sim_dispatch *dispatch, uint64_t pc, char *text,
-                          size_t size)
-{
-    const char *file;
-    unsigned line;
-
-    text[0] = '\0';
-    if (sim_lines_find(dispatch->lines, dispatch->text_entry + pc, &file,
-                       &line)) {
-        const char *slash = strrchr(file, '/');
-        (void)snprintf(text, size, " at %s:%u",
-                       slash != NULL ? slash + 1 : file, line);
-    }
-}
-
 hipError_t sim_launch_fault(const sim_dispatch *dispatch,
                             const sim_fault *fault)
 {
@@ -182,16 +166,18 @@ hipError_t sim_launch_fault(const sim_dispatch *dispatch,
         code = hipErrorIllegalAddress;
         describe_address(dispatch->memory, fault, where, sizeof where);
     }
-    describe_line(dispatch, fault->pc, source, sizeof source);
-    return sim_fail(code,
-                    "%s: %s at pc 0x%llx (%s)%s, workgroup (%u,%u,%u), wave "
-                    "%u%s%s%s%s%s%s",
-                    dispatch->kernel, fault_words[fault->kind].text,
-                    (unsigned long long)fault->pc, fault->instruction, source,
-                    fault->group[0], fault->group[1], fault->group[2],
-                    fault->wave, place, where[0] != '\0' ? ", " : "", where,
-                    fault->detail[0] != '\0' ? ", " : "", fault->detail,
-                    fault->notes);
+    bool known =
+        sim_lines_place(dispatch->lines, dispatch->text_entry + fault->pc,
+                        source, sizeof source);
+    return sim_fail(
+        code,
+        "%s: %s at pc 0x%llx (%s)%s%s, workgroup (%u,%u,%u), wave "
+        "%u%s%s%s%s%s%s",
+        dispatch->kernel, fault_words[fault->kind].text,
+        (unsigned long long)fault->pc, fault->instruction, known ? " at " : "",
+        source, fault->group[0], fault->group[1], fault->group[2], fault->wave,
+        place, where[0] != '\0' ? ", " : "", where,
+        fault->detail[0] != '\0' ? ", " : "", fault->detail, fault->notes);
 }
 
 /* ---- threads ------------------------------------------------------------ */

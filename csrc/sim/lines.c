@@ -544,3 +544,18 @@ bool sim_lines_find(const sim_lines *lines, uint64_t text_offset,
     *line = lines->row[low - 1].line;
     return true;
 }
+
+bool sim_lines_place(const sim_lines *lines, uint64_t text_offset, char *text,
+                     size_t size)
+{
+    const char *file;
+    unsigned line;
+
+    text[0] = '\0';
+    if (!sim_lines_find(lines, text_offset, &file, &line)) {
+        return false;
+    }
+    const char *slash = strrchr(file, '/');
+    (void)snprintf(text, size, "%s:%u", slash != NULL ? slash + 1 : file, line);
+    return true;
+}

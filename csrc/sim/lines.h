@@ -22,4 +22,8 @@ void sim_lines_free(sim_lines *lines); /* accepts NULL */
 bool sim_lines_find(const sim_lines *lines, uint64_t text_offset,
                     const char **file, unsigned *line);
 
+/* "file.hip:12", without folders, into text; false, and "", if there is none. */
+bool sim_lines_place(const sim_lines *lines, uint64_t text_offset, char *text,
+                     size_t size);
+
 #endif
