@@ -10,11 +10,15 @@
 #include "races.h"
 #include "tensors.h"
 
-#include <sched.h>
-
 #include <string.h>
+#include <time.h>
 
-enum { PAGE_SHIFT = 12, PAGE_MASK = 4095, SILENT_TRIES = 50 };
+enum {
+    PAGE_SHIFT = 12,
+    PAGE_MASK = 4095,
+    SILENT_TRIES = 500,
+    SILENT_WAIT_NS = 100000
+};
 
 void check_global_start(sim_group *g)
 {
@@ -114,13 +118,15 @@ static bool lane_races(wave *w, const isa_row *row, const watch_access *access,
     if (other == RACE_NOBODY) {
         return true;
     }
-    /* The other workgroup may be about to store the same value. */
+    /* The other workgroup may be about to store the same value: its thread has
+     * set the mark and perhaps lost its core since. */
+    const struct timespec pause = {.tv_nsec = SILENT_WAIT_NS};
     for (int tries = 0; access->kind == SIM_WRITE && tries < SILENT_TRIES;
          tries++) {
         if (check_silent(w, row, access, l, (const void *)(uintptr_t)address)) {
             return true;
         }
-        (void)sched_yield();
+        (void)nanosleep(&pause, NULL);
     }
     return report_race(w, l, address, access->bytes, other);
 }

@@ -138,9 +138,12 @@ GLOBAL_RACES = {
     "data handed over by an atomic": (
         "global_store_dword v3, v5, s[10:11]\ns_waitcnt vmcnt(0)\n"
         "global_load_dword v7, v2, s[10:11]",
+        # Who draws the last of four tickets reads what the others have stored.
         "global_store_dword v3, v5, s[10:11]\ns_waitcnt vmcnt(0)\n"
-        "v_mov_b32 v9, 1\nglobal_atomic_add v6, v2, v9, s[8:9] glc\n"
-        "s_waitcnt vmcnt(0)\n"
+        "s_mov_b64 exec, 1\nv_mov_b32 v8, 0\nv_mov_b32 v9, 1\n"
+        "global_atomic_add v6, v8, v9, s[8:9] glc\ns_waitcnt vmcnt(0)\n"
+        "v_readfirstlane_b32 s21, v6\ns_cmp_eq_u32 s21, 0x3020103\n"
+        "s_cbranch_scc0 .Lend\ns_mov_b64 exec, -1\n"
         "global_load_dword v7, v2, s[10:11]",
     ),
 }  # fmt: skip
