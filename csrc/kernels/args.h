@@ -3,8 +3,9 @@
  *
  * Shared by the kernels (any target), the host layer and the C tests, so it
  * includes nothing but <stdint.h> types and is valid C11, HIP and CUDA.
- * Strides are in elements, in the order batch, head, row; the last dimension
- * is contiguous.  Sizes fit 32 bits (the plan refuses lengths above 2^30).
+ * B batch, H query heads, Hk key heads, Sq and Sk lengths, D head dim of q
+ * and k, Dv head dim of v.  Sizes fit 32 bits (the plan refuses lengths above
+ * 2^30).  A pass reads and writes the fields named for it and no others.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #ifndef FA_KERNELS_ARGS_H
@@ -21,38 +22,106 @@ typedef __INT64_TYPE__ int64_t;
 #endif
 
 typedef enum fa_dtype { FA_F16 = 0, FA_BF16, FA_F32, FA_F64 } fa_dtype;
-typedef enum fa_pass { FA_FORWARD } fa_pass;
+
+typedef enum fa_pass {
+    FA_FORWARD,     /* q k v -> out, lse and, if not NULL, out_lo */
+    FA_PREPARE,     /* what the other passes need to know of whole rows */
+    FA_BACKWARD_KV, /* dk and dv, each if not NULL */
+    FA_BACKWARD_Q   /* dq */
+} fa_pass;
+
 typedef enum fa_level { FA_PLAIN } fa_level;
-typedef enum fa_load { FA_LOAD_WIDE, FA_LOAD_NARROW } fa_load;
+
+/* The types a row of variants.def reads, as a set. */
+enum {
+    FA_READS_F16 = 1 << FA_F16,
+    FA_READS_BF16 = 1 << FA_BF16,
+    FA_READS_F32 = 1 << FA_F32,
+    FA_READS_F64 = 1 << FA_F64
+};
+
+/* Element (b, h, i, d) lies at data + b * stride[0] + ... + d * stride[3],
+ * strides in elements.  A dimension of size 1 has stride 0. */
+typedef struct fa_view {
+    void *data;
+    int64_t stride[4];
+} fa_view;
+
+/* Sets of tensors, for `wide` and `prepare`. */
+enum {
+    FA_SET_Q = 1 << 0,
+    FA_SET_K = 1 << 1,
+    FA_SET_V = 1 << 2,
+    FA_SET_DOUT = 1 << 3,
+    FA_SET_OUT = 1 << 4, /* and out_lo */
+    FA_SET_DQ = 1 << 5,
+    FA_SET_DK = 1 << 6,
+    FA_SET_DV = 1 << 7
+};
+
+enum {
+    FA_BLOCK_ROWS = 64, /* rows that one fa_block describes */
+    FA_PREPARED = 4     /* tensors that FA_PREPARE looks at: q k v dout */
+};
+
+/* What FA_PREPARE finds out about 64 rows of one head of a tensor. */
+typedef struct fa_block {
+    float norm;         /* the largest sum of squares of a row */
+    uint32_t exponents; /* largest biased exponent of a finite element, and
+                         * 65535 - the smallest of an element that is not 0,
+                         * in the upper half; 0 if there is none */
+} fa_block;
 
 typedef struct fa_args {
-    const void *q;       /* (B, H, Sq, D) */
-    const void *k;       /* (B, Hk, Sk, D) */
-    const void *v;       /* (B, Hk, Sk, D) */
-    void *out;           /* (B, H, Sq, D) */
-    float *lse;          /* (B, H, Sq) contiguous, natural logarithm */
-    int64_t q_stride[3]; /* batch, head, row */
-    int64_t k_stride[3];
-    int64_t v_stride[3];
-    int64_t out_stride[3];
+    fa_view q;    /* (B, H, Sq, D) */
+    fa_view k;    /* (B, Hk, Sk, D) */
+    fa_view v;    /* (B, Hk, Sk, Dv) */
+    fa_view out;  /* (B, H, Sq, Dv) */
+    fa_view dout; /* (B, H, Sq, Dv) */
+    fa_view dq;   /* (B, H, Sq, D) */
+    fa_view dk;   /* (B, Hk, Sk, D); data NULL: not wanted */
+    fa_view dv;   /* (B, Hk, Sk, Dv); data NULL: not wanted */
+    fa_view dlse; /* (B, H, Sq, 1); data NULL: zero */
+    void *out_lo; /* strides of out: what rounding took from out; or NULL */
+    void *lse;    /* (B, H, Sq) contiguous, natural logarithm; float, or
+                   * double where q is */
+    void *delta;  /* (B, H, Sq) contiguous, type of lse: rowsum(dout * (out +
+                   * out_lo)) - dlse */
+    float *scale_of[FA_PREPARED];    /* (B, heads, rows): the power of two that
+                                      * brings a bf16 row into fp16's range */
+    fa_block *block_of[FA_PREPARED]; /* (B, heads, ceil(rows / 64)) */
+    double scale;     /* softmax scale, any sign */
+    float scale_log2; /* |scale| * log2(e) */
     int32_t seqlen_q; /* Sq >= 1 */
     int32_t seqlen_k; /* Sk >= 1 */
-    int32_t head_dim; /* D, at most the variant's bucket */
-    int32_t heads;    /* H */
-    int32_t group;    /* H / Hk: query heads that share one key head */
-    int32_t diagonal; /* row i sees key j if j <= i + diagonal;
-                       * 0 top-left causal, Sk - Sq bottom-right,
-                       * Sk no mask */
-    float scale_log2; /* |softmax scale| * log2(e) */
-    uint32_t q_flip;  /* sign bits flipped in each staged pair of Q:
-                       * 0x80008000 for a negative scale, else 0 */
+    int32_t head_dim;   /* D, at most the variant's bucket */
+    int32_t head_dim_v; /* Dv, likewise */
+    int32_t heads;      /* H */
+    int32_t group;      /* H / Hk: query heads that share one key head */
+    int32_t diagonal;   /* row i sees key j if j <= i + diagonal;
+                         * 0 top-left causal, Sk - Sq bottom-right,
+                         * Sk no mask */
+    int32_t stored;     /* fa_dtype of q k v out out_lo dout */
+    int32_t stored_grad; /* fa_dtype of dq dk dv */
+    uint32_t wide;      /* FA_SET_*: every 16-byte granule of the tensor's rows
+                         * can be accessed at once: last stride 1, base and
+                         * all strides multiples of 16 bytes, head dim a whole
+                         * number of granules, row stride below 2^24 */
+    uint32_t prepare;   /* FA_SET_Q .. _DOUT: what FA_PREPARE looks at; dout
+                         * also makes delta */
+    uint32_t prepare_blocks; /* of grid.x for each of those tensors */
+    uint32_t only_unfit; /* 1: a workgroup runs only if its data does not fit
+                          * fp16 (see block_of), 0: always */
 } fa_args;
 
 #if !defined(__HIP__) && !defined(__CUDACC__)
-static_assert(sizeof(fa_args) == 168, "fa_args is part of the kernel ABI");
-static_assert(offsetof(fa_args, q_stride) == 40, "fa_args layout");
-static_assert(offsetof(fa_args, seqlen_q) == 136, "fa_args layout");
-static_assert(offsetof(fa_args, q_flip) == 164, "fa_args layout");
+static_assert(sizeof(fa_view) == 40, "fa_view is part of the kernel ABI");
+static_assert(sizeof(fa_block) == 8, "fa_block is part of the kernel ABI");
+static_assert(sizeof(fa_args) == 512, "fa_args is part of the kernel ABI");
+static_assert(offsetof(fa_args, out_lo) == 360, "fa_args layout");
+static_assert(offsetof(fa_args, scale_of) == 384, "fa_args layout");
+static_assert(offsetof(fa_args, scale) == 448, "fa_args layout");
+static_assert(offsetof(fa_args, only_unfit) == 508, "fa_args layout");
 #endif
 
 #endif
