@@ -106,7 +106,7 @@ typedef struct fa_args {
     uint32_t wide;      /* FA_SET_*: every 16-byte granule of the tensor's rows
                          * can be accessed at once: last stride 1, base and
                          * all strides multiples of 16 bytes, head dim a whole
-                         * number of granules, row stride below 2^24 */
+                         * number of granules, row stride below 2^24 bytes */
     uint32_t prepare;   /* FA_SET_Q .. _DOUT: what FA_PREPARE looks at; dout
                          * also makes delta */
     uint32_t prepare_blocks; /* of grid.x for each of those tensors */
