@@ -1,252 +1,217 @@
-/* stage.h: brings tiles of Q, K and V from global memory into LDS.
+/* stage.h: brings tiles of matrices from global memory into LDS.
  *
- * A granule is 16 bytes, 8 fp16 channels of one row.  The 256 threads take
- * granules in order, so neighbouring lanes read neighbouring addresses.
- * Two ways in, chosen at compile time (LOAD in variants.def):
+ * A granule is 16 bytes of LDS: 8 fp16, 4 float or 2 double operands that
+ * are neighbours in a row.  256 threads move granules.  Every access is in
+ * two steps, fetch (global memory to registers, long before the data is
+ * needed) and commit (registers to LDS):
  *
- * wide    One 16-byte load per granule: uniform 64-bit base of the tile plus
- *         a 32-bit lane offset.  K and V are loaded into registers long
- *         before they are written to LDS (fetch, then commit).  Granules past
- *         the head dim repeat the first one; the kernel never reads them.
- * narrow  2-byte loads at 64-bit addresses, any stride and alignment, zero
- *         past the head dim.  All work happens in commit.
+ * wide    The whole granule in one load: uniform 64-bit base of the tile plus
+ *         a 32-bit lane offset.  Granules past the head dim repeat the first.
+ * narrow  Element by element at 64-bit addresses, any stride and alignment,
+ *         zero past the head dim.  All work happens in commit.
  *
- * Edges   Rows are clamped to the last valid one, so no address outside the
- *         tensor is formed.  V rows past the end are written as zero, because
- *         P is zero there and 0 * Inf is not.
- * LDS     Q, K: row-major, granule x of row r at x ^ (r & mask), so that
- *         the reads of 4 (Q) or 8 (K) neighbouring rows at one x fall into
- *         different banks.  V: one row of DIM dwords for each pair of keys
- *         (k, k + 8), the fp16 of both in one dword; see fa_pair_key.  Its
- *         reads are contiguous, its writes meet a 2-way bank conflict.
+ * Which one is a property of the tensor (fa_args.wide), so a uniform branch.
+ *
+ * Rows past the end of a matrix are never addressed and are zero in LDS.
+ *
+ * Two forms of a tile:
+ *
+ * rows     for products over the head dim.  A chunk of 128 bytes of each row,
+ *          granule x of row r at x ^ (r & mask), so that reads of 4 (mask 3)
+ *          or 8 (mask 7) neighbouring rows at one x hit different banks.
+ * columns  for products over rows.  One slot per row, all its channels as
+ *          8-byte doubles or 4-byte floats; with fp16 one slot per pair of
+ *          rows (r, r + 8), both fp16 of a channel in one dword.  Reads are
+ *          contiguous; the writes of fp16 meet a 2-way bank conflict.
+ *
+ * bf16 into fp16 (FA_BF16): x * 2^s is exact in fp16 for every x down to
+ * 2^-28 of the largest, which s brings to 2^14..2^15.  Rows have a scale
+ * each, found by FA_PREPARE; columns share one scale, because they are
+ * summed over.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #ifndef FA_KERNELS_STAGE_H
 #define FA_KERNELS_STAGE_H
 
-#include "target.h"
+#include "number.h"
 
 enum {
     FA_THREADS = 256,
-    FA_ROWS = 128,  /* query rows of a workgroup */
-    FA_KEYS = 64,   /* keys of a step */
-    FA_GRANULE = 8, /* channels */
-    FA_Q_MASK = 3,  /* rows with different granule order */
-    FA_K_MASK = 7
+    FA_WALK = 64,        /* rows of a step */
+    FA_CHUNK_BYTES = 128, /* of a row, in the form for products over channels */
+    FA_CHUNK_GRANULES = 8,
+    FA_WALK_BYTES = FA_WALK * FA_CHUNK_BYTES,
+    FA_OWN_MASK = 3, /* rows with different granule order */
+    FA_WALK_MASK = 7
 };
 
-/* Granules of a K or V tile that one thread moves. */
-#define FA_FETCH(DIM) (FA_KEYS * (DIM) / FA_GRANULE / FA_THREADS)
-
-/* A (rows, head_dim) matrix of one batch and head. */
+/* A (rows, channels) matrix of one batch and head. */
 typedef struct fa_matrix {
+    fa_args_in args;
+    int view;     /* where in args its fa_view lies */
+    uint32_t set; /* its bit in args->wide */
+    uint32_t wide; /* args->wide */
     fa_global_in base;
-    int64_t stride; /* elements */
+    int32_t row; /* stride in elements, if wide */
+    const FA_GLOBAL float *scale; /* FA_BF16: of each row */
+    float column_scale;           /* FA_BF16: of all rows */
     int rows;
-    int head_dim;
+    int channels;
 } fa_matrix;
 
-static FA_DEVICE fa_matrix fa_matrix_of(const void *base,
-                                        const int64_t stride[3], int batch,
-                                        int head, int rows, int head_dim)
+static FA_DEVICE const FA_CONSTANT fa_view *fa_view_at(fa_args_in a, int view)
 {
+    return (const FA_CONSTANT fa_view *)((const FA_CONSTANT char *)a + view);
+}
+
+template <int KIND>
+static FA_DEVICE fa_matrix fa_matrix_of(fa_args_in a, int view, uint32_t set,
+                                        int batch, int head, int rows,
+                                        int channels)
+{
+    const FA_CONSTANT fa_view *from = fa_view_at(a, view);
     fa_matrix x;
-    x.base = (fa_global_in)base + (batch * stride[0] + head * stride[1]) * 2;
-    x.stride = stride[2];
+    x.args = a;
+    x.view = view;
+    x.set = set;
+    x.wide = a->wide;
+    x.base = (fa_global_in)from->data +
+             (batch * from->stride[0] + head * from->stride[1]) *
+                 FA_ELEMENT(KIND);
+    x.row = (int32_t)from->stride[2];
+    x.scale = nullptr;
+    x.column_scale = 1.0f;
     x.rows = rows;
-    x.head_dim = head_dim;
+    x.channels = channels;
     return x;
 }
 
-/* The lower key of pair number p = 0..31 of a V tile; the other is 8 above.
- * 16 pairs make a half of 32 keys.  Pairs 2c and 2c + 1 of a half hold the
- * keys c, c + 8, c + 16, c + 24, which are the ones lane c has scores of. */
-static FA_DEVICE int fa_pair_key(int p)
+#define FA_VIEW(name) ((int)__builtin_offsetof(fa_args, name))
+
+static FA_DEVICE bool fa_is_wide(const fa_matrix *x)
 {
-    return (p >> 4) * 32 + (p & 1) * 16 + ((p & 15) >> 1);
+    return (x->wide & x->set) != 0;
 }
 
-/* wide: granule `granule` of row first + row, first uniform. */
-static FA_DEVICE u32x4 fa_load_wide(const fa_matrix *x, int first, int row,
-                                    int granule)
-{
-    fa_global_in tile = x->base + first * x->stride * 2;
-    uint32_t stride = (uint32_t)x->stride & 0xffffff;
-    uint32_t r = (uint32_t)fa_min_int(row, x->rows - 1 - first) & 0xff;
-    uint32_t from = granule * FA_GRANULE < x->head_dim ? granule : 0;
-    return *(const FA_GLOBAL u32x4 *)(tile + (r * stride * 2 + from * 16));
-}
+/* Strides of a matrix that is not wide, in bytes. */
+typedef struct fa_steps {
+    int64_t row;
+    int64_t channel;
+} fa_steps;
 
-/* narrow: the same, with zeros past the head dim. */
-static FA_DEVICE u32x4 fa_load_narrow(const fa_matrix *x, int first, int row,
-                                      int granule)
+template <int KIND>
+static FA_DEVICE fa_steps fa_steps_of(const fa_matrix *x)
 {
-    int64_t r = fa_min_int(first + row, x->rows - 1);
-    int channel = granule * FA_GRANULE;
-    int valid = x->head_dim - channel;
-    int start = fa_min_int(channel, x->head_dim - 1);
-    const FA_GLOBAL uint16_t *p =
-        (const FA_GLOBAL uint16_t *)x->base + r * x->stride + start;
-    uint32_t half[FA_GRANULE];
-    u32x4 y;
-
-#pragma unroll
-    for (int e = 0; e < FA_GRANULE; e++) {
-        uint32_t at = (uint32_t)fa_min_int(e, x->head_dim - 1 - start);
-        half[e] = p[at];
-        half[e] = e < valid ? half[e] : 0;
-    }
-    y.x = half[0] | half[1] << 16;
-    y.y = half[2] | half[3] << 16;
-    y.z = half[4] | half[5] << 16;
-    y.w = half[6] | half[7] << 16;
+    const FA_CONSTANT fa_view *from = fa_view_at(fa_again(x->args), x->view);
+    fa_steps y;
+    y.row = from->stride[2] * FA_ELEMENT(KIND);
+    y.channel = from->stride[3] * FA_ELEMENT(KIND);
     return y;
 }
 
-template <int LOAD>
-static FA_DEVICE u32x4 fa_load_granule(const fa_matrix *x, int first, int row,
-                                       int granule)
+/* Granules that hold the channels of x. */
+template <int KIND> static FA_DEVICE int fa_granules(const fa_matrix *x)
 {
-    return LOAD == FA_LOAD_WIDE ? fa_load_wide(x, first, row, granule)
-                                : fa_load_narrow(x, first, row, granule);
+    return (x->channels + FA_GRANULE(KIND) - 1) / FA_GRANULE(KIND);
 }
 
-template <int DIM>
-static FA_DEVICE void fa_store_row(fa_lds tile, int mask, int row, int granule,
-                                   u32x4 x)
+/* -- one granule ----------------------------------------------------------- */
+
+/* wide: granule `granule` of row first + row, first uniform, as stored: 16
+ * bytes, or 8 where bf16 becomes fp32. */
+template <int KIND>
+static FA_DEVICE u32x4 fa_load_wide(const fa_matrix *x, int first, int row,
+                                    int granule)
 {
-    fa_lds_store4(tile + row * (DIM * 2) + ((granule ^ (row & mask)) << 4), x);
-}
+    enum { BYTES = FA_GRANULE(KIND) * FA_ELEMENT(KIND) };
+    fa_global_in tile = x->base + (int64_t)first * x->row * FA_ELEMENT(KIND);
+    uint32_t stride = ((uint32_t)x->row & 0xffffff) * FA_ELEMENT(KIND);
+    uint32_t r = (uint32_t)fa_min_int(row, x->rows - 1 - first) & 0xff;
+    uint32_t from = granule * FA_GRANULE(KIND) < x->channels ? granule : 0;
+    fa_global_in at = tile + (r * stride + from * BYTES);
 
-template <int DIM>
-static FA_DEVICE void fa_store_pair(fa_lds tile, int p, int granule, u32x4 a,
-                                    u32x4 b)
-{
-    fa_lds at = tile + p * (DIM * 4) + granule * 32;
-    u32x4 low, high;
-
-    low.x = fa_low_halves(a.x, b.x);
-    low.y = fa_high_halves(a.x, b.x);
-    low.z = fa_low_halves(a.y, b.y);
-    low.w = fa_high_halves(a.y, b.y);
-    high.x = fa_low_halves(a.z, b.z);
-    high.y = fa_high_halves(a.z, b.z);
-    high.z = fa_low_halves(a.w, b.w);
-    high.w = fa_high_halves(a.w, b.w);
-    fa_lds_store4(at, low);
-    fa_lds_store4(at + 16, high);
-}
-
-/* The Q tile, `flip` XORed into each pair. */
-template <int DIM, int LOAD>
-static FA_DEVICE void fa_stage_queries(fa_lds tile, const fa_matrix *q,
-                                       int first, uint32_t flip, uint32_t tid)
-{
-    enum { GRANULES = DIM / FA_GRANULE, PASS = FA_THREADS / GRANULES };
-    int granule = (int)(tid % GRANULES);
-
-    static_assert(FA_ROWS / PASS % 2 == 0, "no remainder after unrolling");
-#pragma unroll 2
-    for (int n = 0; n < FA_ROWS / PASS; n++) {
-        int row = (int)(tid / GRANULES) + n * PASS;
-        u32x4 x = fa_load_granule<LOAD>(q, first, row, granule);
-        x.x ^= flip;
-        x.y ^= flip;
-        x.z ^= flip;
-        x.w ^= flip;
-        fa_store_row<DIM>(tile, FA_Q_MASK, row, granule, x);
-    }
-}
-
-template <int DIM, int LOAD>
-static FA_DEVICE void fa_fetch_keys(u32x4 got[FA_FETCH(DIM)],
-                                    const fa_matrix *k, int first, uint32_t tid)
-{
-    enum { GRANULES = DIM / FA_GRANULE, PASS = FA_THREADS / GRANULES };
-
-    if (LOAD == FA_LOAD_WIDE) {
-#pragma unroll
-        for (int n = 0; n < FA_FETCH(DIM); n++) {
-            got[n] = fa_load_wide(k, first, tid / GRANULES + n * PASS,
-                                  tid % GRANULES);
-        }
-    }
-}
-
-template <int DIM, int LOAD>
-static FA_DEVICE void
-fa_commit_keys(fa_lds tile, const u32x4 got[FA_FETCH(DIM)], const fa_matrix *k,
-               int first, uint32_t tid)
-{
-    enum { GRANULES = DIM / FA_GRANULE, PASS = FA_THREADS / GRANULES };
-    int granule = (int)(tid % GRANULES);
-
-    if (LOAD == FA_LOAD_WIDE) {
-#pragma unroll
-        for (int n = 0; n < FA_FETCH(DIM); n++) {
-            fa_store_row<DIM>(tile, FA_K_MASK, tid / GRANULES + n * PASS,
-                              granule, got[n]);
-        }
+    if constexpr (BYTES == 8) {
+        u32x2 half = *(const FA_GLOBAL u32x2 *)at;
+        u32x4 y;
+        y.x = half.x;
+        y.y = half.y;
+        y.z = 0;
+        y.w = 0;
+        return y;
     } else {
-#pragma unroll 1
-        for (int row = (int)(tid / GRANULES); row < FA_KEYS; row += PASS) {
-            fa_store_row<DIM>(tile, FA_K_MASK, row, granule,
-                              fa_load_narrow(k, first, row, granule));
-        }
+        return *(const FA_GLOBAL u32x4 *)at;
     }
 }
 
-template <int DIM, int LOAD>
-static FA_DEVICE void fa_fetch_values(u32x4 got[FA_FETCH(DIM)],
-                                      const fa_matrix *v, int first,
-                                      uint32_t tid)
+/* A mask in a vector register: comparisons would take two scalar registers
+ * each, and a granule needs up to 16 of them. */
+static FA_DEVICE uint32_t fa_all_ones_if_below(int a, int b)
 {
-    enum { GRANULES = DIM / FA_GRANULE, PASS = FA_THREADS / GRANULES };
+    return (uint32_t)((int)fa_opaque((uint32_t)(a - b)) >> 31);
+}
 
-    if (LOAD == FA_LOAD_WIDE) {
+/* narrow: the same bytes, with zeros past the head dim. */
+template <int KIND>
+static FA_DEVICE u32x4 fa_load_narrow(const fa_matrix *x, const fa_steps *steps,
+                                      int first, int row, int granule)
+{
+    int64_t r = fa_min_int(first + row, x->rows - 1);
+    int channel = granule * FA_GRANULE(KIND);
+    int valid = x->channels - channel; /* of the granule's elements */
+    int64_t start = fa_min_int(channel, x->channels - 1);
+    fa_global_in at = x->base + r * steps->row + start * steps->channel;
+    uint32_t got[4] = {0, 0, 0, 0};
+    u32x4 y;
+
 #pragma unroll
-        for (int n = 0; n < FA_FETCH(DIM) / 2; n++) {
-            int key = fa_pair_key(tid / GRANULES + n * PASS);
-            got[2 * n] = fa_load_wide(v, first, key, tid % GRANULES);
-            got[2 * n + 1] = fa_load_wide(v, first, key + 8, tid % GRANULES);
+    for (int e = 0; e < FA_GRANULE(KIND); e++) {
+        uint32_t keep = fa_all_ones_if_below(e, valid);
+        int64_t further = fa_all_ones_if_below(e + 1, valid);
+        if constexpr (KIND == FA_F64) {
+            u32x2 both = *(const FA_GLOBAL u32x2 *)at;
+            got[2 * e] = both.x & keep;
+            got[2 * e + 1] = both.y & keep;
+        } else if constexpr (KIND == FA_F32) {
+            uint32_t one = *(const FA_GLOBAL uint32_t *)at;
+            got[e] = one & keep;
+        } else {
+            uint32_t one = *(const FA_GLOBAL uint16_t *)at;
+            got[e / 2] |= (one & keep) << (e % 2 * 16);
         }
+        at += steps->channel & (int64_t)(int32_t)further;
     }
+    y.x = got[0];
+    y.y = got[1];
+    y.z = got[2];
+    y.w = got[3];
+    return y;
 }
 
-/* Marks NaN and Inf (exponent 31) in the sign's place of each fp16: adding
- * one to the exponent carries into it. */
-static FA_DEVICE uint32_t fa_mark_specials(uint32_t x)
+/* Two bf16 times a power of two, as a pair of fp16. */
+static FA_DEVICE uint32_t fa_scale_pair(uint32_t x, float scale)
 {
-    return ((x & 0x7c007c00) + 0x04000400) & 0x80008000;
+    return fa_pack_halves(fa_bits<float>(x << 16) * scale,
+                          fa_bits<float>(x & 0xffff0000) * scale);
 }
 
-static FA_DEVICE uint32_t fa_clear_specials(uint32_t x)
+/* From the stored bytes to operands. */
+template <int KIND>
+static FA_DEVICE u32x4 fa_convert(u32x4 got, float scale)
 {
-    uint32_t mark = fa_mark_specials(x);
-
-    return x & ~((mark << 1) - (mark >> 15));
-}
-
-/* Clears NaN and Inf in a and b; whether this wave had any. */
-static FA_DEVICE bool fa_take_specials(u32x4 *a, u32x4 *b)
-{
-    uint32_t marks = fa_mark_specials(a->x) | fa_mark_specials(a->y) |
-                     fa_mark_specials(a->z) | fa_mark_specials(a->w) |
-                     fa_mark_specials(b->x) | fa_mark_specials(b->y) |
-                     fa_mark_specials(b->z) | fa_mark_specials(b->w);
-
-    if (!fa_any(marks != 0)) {
-        return false;
+    if constexpr (KIND == FA_BF16) {
+        got.x = fa_scale_pair(got.x, scale);
+        got.y = fa_scale_pair(got.y, scale);
+        got.z = fa_scale_pair(got.z, scale);
+        got.w = fa_scale_pair(got.w, scale);
+    } else if constexpr (KIND == FA_BF16_EXACT) {
+        u32x4 y;
+        y.x = got.x << 16;
+        y.y = got.x & 0xffff0000;
+        y.z = got.y << 16;
+        y.w = got.y & 0xffff0000;
+        return y;
     }
-    a->x = fa_clear_specials(a->x);
-    a->y = fa_clear_specials(a->y);
-    a->z = fa_clear_specials(a->z);
-    a->w = fa_clear_specials(a->w);
-    b->x = fa_clear_specials(b->x);
-    b->y = fa_clear_specials(b->y);
-    b->z = fa_clear_specials(b->z);
-    b->w = fa_clear_specials(b->w);
-    return true;
+    return got;
 }
 
 static FA_DEVICE u32x4 fa_zero_unless(bool keep, u32x4 x)
@@ -258,59 +223,275 @@ static FA_DEVICE u32x4 fa_zero_unless(bool keep, u32x4 x)
     return x;
 }
 
-/* clear: some row does not see every key of the tile.  Its weight is 0 there,
- * but 0 * Inf is NaN, so NaN and Inf stay out of LDS; returns whether this
- * wave found any.  (fa_add_specials brings them in.) */
-template <int DIM, int LOAD>
-static FA_DEVICE bool fa_commit_values(fa_lds tile, u32x4 got[FA_FETCH(DIM)],
-                                       const fa_matrix *v, int first,
-                                       bool clear, uint32_t tid)
-{
-    enum { GRANULES = DIM / FA_GRANULE, PASS = FA_THREADS / GRANULES };
-    int granule = (int)(tid % GRANULES);
-    int left = v->rows - first;
-    bool found = false;
+/* -- rows ------------------------------------------------------------------ */
 
-    if (LOAD == FA_LOAD_WIDE) {
-        if (left < FA_KEYS) {
+/* Thread t moves granule t % 8 of rows t / 8 + 32 n. */
+template <int KIND, int ROWS>
+static FA_DEVICE void fa_fetch_rows(u32x4 got[ROWS / 32], const fa_matrix *x,
+                                    int first, int chunk, uint32_t tid)
+{
+    int granule = (int)(tid & 7) + chunk * FA_CHUNK_GRANULES;
+
+    if (fa_is_wide(x)) {
 #pragma unroll
-            for (int n = 0; n < FA_FETCH(DIM); n++) {
-                int key = fa_pair_key(tid / GRANULES + n / 2 * PASS);
-                got[n] = fa_zero_unless(key + n % 2 * 8 < left, got[n]);
-            }
+        for (int n = 0; n < ROWS / 32; n++) {
+            got[n] = fa_load_wide<KIND>(x, first, (int)(tid >> 3) + 32 * n,
+                                        granule);
         }
+    }
+}
+
+/* One granule into its place.  `flip` is XORed into the signs. */
+template <int KIND, int MASK>
+static FA_DEVICE void fa_store_row(fa_lds tile, const fa_matrix *x, int first,
+                                   int row, u32x4 got, uint32_t flip,
+                                   uint32_t tid)
+{
+    float scale = 1.0f;
+    if constexpr (KIND == FA_BF16) {
+        scale = x->scale[fa_min_int(first + row, x->rows - 1)];
+    }
+    got = fa_convert<KIND>(got, scale);
+    got = fa_zero_unless(first + row < x->rows, got);
+    got.x ^= KIND == FA_F64 ? 0 : flip;
+    got.y ^= flip;
+    got.z ^= KIND == FA_F64 ? 0 : flip;
+    got.w ^= flip;
+    fa_lds_store4(tile + row * FA_CHUNK_BYTES +
+                      (((tid & 7) ^ (row & MASK)) << 4),
+                  got);
+}
+
+template <int KIND, int ROWS, int MASK>
+static FA_DEVICE void fa_commit_rows(fa_lds tile, const u32x4 got[ROWS / 32],
+                                     const fa_matrix *x, int first, int chunk,
+                                     uint32_t flip, uint32_t tid)
+{
+    int granule = (int)(tid & 7) + chunk * FA_CHUNK_GRANULES;
+
+    if (fa_is_wide(x)) {
 #pragma unroll
-        for (int n = 0; n < FA_FETCH(DIM); n += 2) {
-            if (clear) {
-                found |= fa_take_specials(&got[n], &got[n + 1]);
-            }
-            fa_store_pair<DIM>(tile, tid / GRANULES + n / 2 * PASS, granule,
-                               got[n], got[n + 1]);
+        for (int n = 0; n < ROWS / 32; n++) {
+            fa_store_row<KIND, MASK>(tile, x, first, (int)(tid >> 3) + 32 * n,
+                                     got[n], flip, tid);
         }
     } else {
+        fa_steps steps = fa_steps_of<KIND>(x);
 #pragma unroll 1
-        for (int p = (int)(tid / GRANULES); p < FA_KEYS / 2; p += PASS) {
-            int key = fa_pair_key(p);
-            u32x4 a = fa_load_narrow(v, first, key, granule);
-            u32x4 b = fa_load_narrow(v, first, key + 8, granule);
-            a = fa_zero_unless(key < left, a);
-            b = fa_zero_unless(key + 8 < left, b);
-            if (clear) {
-                found |= fa_take_specials(&a, &b);
+        for (int row = (int)(tid >> 3); row < ROWS; row += 32) {
+            u32x4 one = fa_load_narrow<KIND>(x, &steps, first, row, granule);
+            fa_store_row<KIND, MASK>(tile, x, first, row, one, flip, tid);
+        }
+    }
+}
+
+/* -- columns --------------------------------------------------------------- */
+
+/* What one lane hands to its neighbours at once is 8 bytes, a share: 4 fp16
+ * (2 slots), 2 floats (2 slots) or 1 double (1 slot) of each of its rows. */
+#define FA_SHARE_SLOTS(KIND) ((KIND) == FA_F64 ? 8 : 16) /* of 8 lanes */
+#define FA_SLOT_ROWS(KIND) (FA_IS_HALF(KIND) ? 2 : 1)
+#define FA_SHARES(KIND) \
+    (FA_WALK / (FA_SHARE_SLOTS(KIND) * FA_SLOT_ROWS(KIND)))
+#define FA_SLOT_BYTES(KIND, DIM) ((DIM) * ((KIND) == FA_F64 ? 8 : 4))
+#define FA_SHARE_BYTES(KIND, DIM) \
+    (FA_SHARE_SLOTS(KIND) * FA_SLOT_BYTES(KIND, DIM))
+
+/* The (lower) row of a slot: lane c has rows c + 8j of a step, so of share s
+ * it has, for fp16, slots 2c and 2c + 1: rows 32s + c and + 8, 32s + 16 + c
+ * and + 8. */
+template <int KIND> static FA_DEVICE int fa_slot_row(int slot)
+{
+    int share = slot / FA_SHARE_SLOTS(KIND);
+    int in = slot % FA_SHARE_SLOTS(KIND);
+
+    return KIND == FA_F64      ? slot
+           : !FA_IS_HALF(KIND) ? share * 16 + (in & 1) * 8 + (in >> 1)
+                               : share * 32 + (in & 1) * 16 + (in >> 1);
+}
+
+/* Threads of a column stage: granule t % GRANULES (a power of two; those
+ * past DIM idle) of slots t / GRANULES + n * PASS. */
+template <int KIND, int DIM, int SLOTS> struct fa_columns {
+    enum {
+        PADDED = DIM <= 32 ? 32 : DIM <= 64 ? 64 : DIM <= 128 ? 128 : 256,
+        GRANULES = PADDED / FA_GRANULE(KIND),
+        PASS = FA_THREADS / GRANULES,
+        MOVES = SLOTS <= PASS ? 1 : SLOTS / PASS,
+        FETCH = MOVES * FA_SLOT_ROWS(KIND)
+    };
+};
+
+template <int KIND, int DIM, int SLOTS>
+static FA_DEVICE void
+fa_fetch_columns(u32x4 got[fa_columns<KIND, DIM, SLOTS>::FETCH],
+                 const fa_matrix *x, int first, int slot, uint32_t tid)
+{
+    typedef fa_columns<KIND, DIM, SLOTS> shape;
+    int granule = (int)(tid % shape::GRANULES);
+
+    if (fa_is_wide(x)) {
+#pragma unroll
+        for (int n = 0; n < shape::FETCH; n++) {
+            int at = (int)(tid / shape::GRANULES) +
+                     n / FA_SLOT_ROWS(KIND) * shape::PASS;
+            int row = fa_slot_row<KIND>(slot + at) +
+                      n % FA_SLOT_ROWS(KIND) * 8;
+            got[n] = fa_load_wide<KIND>(x, first, row, granule);
+        }
+    }
+}
+
+/* Marks NaN and Inf (exponent 31) in the sign's place of each fp16: adding
+ * one to the exponent carries into it. */
+static FA_DEVICE uint32_t fa_mark_halves(uint32_t x)
+{
+    return ((x & 0x7c007c00) + 0x04000400) & 0x80008000;
+}
+
+/* x without NaN and Inf; `found` remembers whether there were any. */
+template <int KIND>
+static FA_DEVICE u32x4 fa_clear_specials(u32x4 x, bool *found)
+{
+    if constexpr (FA_IS_HALF(KIND)) {
+        uint32_t m[4] = {fa_mark_halves(x.x), fa_mark_halves(x.y),
+                         fa_mark_halves(x.z), fa_mark_halves(x.w)};
+        *found |= (m[0] | m[1] | m[2] | m[3]) != 0;
+        x.x &= ~((m[0] << 1) - (m[0] >> 15));
+        x.y &= ~((m[1] << 1) - (m[1] >> 15));
+        x.z &= ~((m[2] << 1) - (m[2] >> 15));
+        x.w &= ~((m[3] << 1) - (m[3] >> 15));
+        return x;
+    }
+    if constexpr (KIND != FA_F64) {
+        const uint32_t all = 0x7f800000;
+        *found |= (x.x & all) == all || (x.y & all) == all ||
+                  (x.z & all) == all || (x.w & all) == all;
+        x.x = (x.x & all) == all ? 0 : x.x;
+        x.y = (x.y & all) == all ? 0 : x.y;
+        x.z = (x.z & all) == all ? 0 : x.z;
+        x.w = (x.w & all) == all ? 0 : x.w;
+        return x;
+    }
+    const uint32_t all = 0x7ff00000; /* in the upper half of a double */
+    bool first = (x.y & all) == all;
+    bool second = (x.w & all) == all;
+    *found |= first || second;
+    x.x = first ? 0 : x.x;
+    x.y = first ? 0 : x.y;
+    x.z = second ? 0 : x.z;
+    x.w = second ? 0 : x.w;
+    return x;
+}
+
+/* One slot's granule: 16 bytes, or for fp16 the pairs of two rows, 32. */
+template <int KIND, int DIM>
+static FA_DEVICE void fa_store_slot(fa_lds tile, int slot, int granule, u32x4 a,
+                                    u32x4 b)
+{
+    fa_lds at = tile + slot * FA_SLOT_BYTES(KIND, DIM);
+
+    if constexpr (FA_IS_HALF(KIND)) {
+        u32x4 low, high;
+        low.x = fa_low_halves(a.x, b.x);
+        low.y = fa_high_halves(a.x, b.x);
+        low.z = fa_low_halves(a.y, b.y);
+        low.w = fa_high_halves(a.y, b.y);
+        high.x = fa_low_halves(a.z, b.z);
+        high.y = fa_high_halves(a.z, b.z);
+        high.z = fa_low_halves(a.w, b.w);
+        high.w = fa_high_halves(a.w, b.w);
+        fa_lds_store4(at + granule * 32, low);
+        fa_lds_store4(at + granule * 32 + 16, high);
+    } else {
+        fa_lds_store4(at + granule * 16, a);
+    }
+}
+
+/* The two rows of slot `slot + at` (one if operands are not fp16) into LDS. */
+template <int KIND, int DIM, int SLOTS>
+static FA_DEVICE void fa_put_slot(fa_lds tile, const fa_matrix *x, int first,
+                                  int slot, int at, int granule, u32x4 a,
+                                  u32x4 b, bool clear, bool *found)
+{
+    int row = first + fa_slot_row<KIND>(slot + at);
+
+    a = fa_convert<KIND>(a, x->column_scale);
+    a = fa_zero_unless(row < x->rows, a);
+    if (clear) {
+        a = fa_clear_specials<KIND>(a, found);
+    }
+    if constexpr (FA_IS_HALF(KIND)) {
+        b = fa_convert<KIND>(b, x->column_scale);
+        b = fa_zero_unless(row + 8 < x->rows, b);
+        if (clear) {
+            b = fa_clear_specials<KIND>(b, found);
+        }
+    }
+    if (at < SLOTS && granule * FA_GRANULE(KIND) < DIM) {
+        fa_store_slot<KIND, DIM>(tile, at, granule, a, b);
+    }
+}
+
+/* clear: NaN and Inf stay out of LDS (where a weight may be 0, because 0 *
+ * Inf is NaN); returns whether this lane met any. */
+template <int KIND, int DIM, int SLOTS>
+static FA_DEVICE bool
+fa_commit_columns(fa_lds tile,
+                  const u32x4 got[fa_columns<KIND, DIM, SLOTS>::FETCH],
+                  const fa_matrix *x, int first, int slot, bool clear,
+                  uint32_t tid)
+{
+    typedef fa_columns<KIND, DIM, SLOTS> shape;
+    enum { ROWS = FA_SLOT_ROWS(KIND) };
+    int granule = (int)(tid % shape::GRANULES);
+    bool found = false;
+
+    if (fa_is_wide(x)) {
+#pragma unroll
+        for (int n = 0; n < shape::MOVES; n++) {
+            int at = (int)(tid / shape::GRANULES) + n * shape::PASS;
+            fa_put_slot<KIND, DIM, SLOTS>(tile, x, first, slot, at, granule,
+                                          got[n * ROWS],
+                                          got[n * ROWS + ROWS - 1], clear,
+                                          &found);
+        }
+    } else {
+        fa_steps steps = fa_steps_of<KIND>(x);
+#pragma unroll 1
+        for (int n = 0; n < shape::MOVES; n++) {
+            int at = (int)(tid / shape::GRANULES) + n * shape::PASS;
+            int row = fa_slot_row<KIND>(slot + at);
+            u32x4 a = fa_load_narrow<KIND>(x, &steps, first, row, granule);
+            u32x4 b = a;
+            if (ROWS == 2) {
+                b = fa_load_narrow<KIND>(x, &steps, first, row + 8, granule);
             }
-            fa_store_pair<DIM>(tile, p, granule, a, b);
+            fa_put_slot<KIND, DIM, SLOTS>(tile, x, first, slot, at, granule, a,
+                                          b, clear, &found);
         }
     }
     return found;
 }
 
-/* One element, 0 past the head dim. */
-static FA_DEVICE uint32_t fa_load_half(const fa_matrix *x, int row, int channel)
+/* One element as it is stored, as a number; 0 past the channels. */
+template <int KIND>
+static FA_DEVICE FA_NUMBER(KIND) fa_load_element(const fa_matrix *x,
+                                                 const fa_steps *steps, int row,
+                                                 int channel)
 {
-    const FA_GLOBAL uint16_t *p =
-        (const FA_GLOBAL uint16_t *)x->base + row * x->stride;
+    fa_global_in p = x->base + row * steps->row +
+                     fa_min_int(channel, x->channels - 1) * steps->channel;
+    bool valid = channel < x->channels;
 
-    return channel < x->head_dim ? p[channel] : 0;
+    if constexpr (KIND == FA_F64) {
+        return valid ? *(const FA_GLOBAL double *)p : 0.0;
+    }
+    if constexpr (KIND == FA_F32) {
+        return valid ? *(const FA_GLOBAL float *)p : 0.0f;
+    }
+    return valid ? fa_unpack_as(FA_STORED(KIND), *(const FA_GLOBAL uint16_t *)p)
+                 : 0.0f;
 }
 
 #endif

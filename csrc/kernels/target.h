@@ -33,6 +33,7 @@ typedef __UINT64_TYPE__ uint64_t;
         amdgpu_waves_per_eu(waves_per_simd, waves_per_simd))) void
 #define FA_GLOBAL __attribute__((address_space(1)))
 #define FA_LDS __attribute__((address_space(3)))
+#define FA_CONSTANT __attribute__((address_space(4)))
 #if defined(__GFX9__)
 #define FA_WAVE 64
 #else
@@ -54,6 +55,22 @@ typedef _Float16 fa_half2 __attribute__((ext_vector_type(2)));
 #define FA_LDS_ARRAY(name, bytes)                                           \
     static __attribute__((shared, aligned(16))) char name##_storage[bytes]; \
     FA_LDS char *const name = (FA_LDS char *)name##_storage
+
+typedef const FA_CONSTANT fa_args *fa_args_in;
+
+/* The kernel's argument where the hardware has it. */
+static FA_DEVICE fa_args_in fa_arguments(const fa_args *)
+{
+    return (fa_args_in)__builtin_amdgcn_kernarg_segment_ptr();
+}
+
+/* The same, but the compiler does not know: what is read through it is read
+ * again, where it is needed, instead of being kept in scalar registers. */
+static FA_DEVICE fa_args_in fa_again(fa_args_in a)
+{
+    asm volatile("" : "+s"(a));
+    return a;
+}
 
 static FA_DEVICE uint32_t fa_thread(void)
 {
@@ -84,9 +101,17 @@ static FA_DEVICE uint32_t fa_uniform(uint32_t x)
 /* x, but the compiler no longer knows where it came from.  Addresses built
  * from it are computed where they are used instead of being kept in registers
  * over the whole loop, which costs spills. */
-static FA_DEVICE uint32_t fa_opaque(uint32_t x)
+template <typename Value> static FA_DEVICE Value fa_opaque(Value x)
 {
     asm volatile("" : "+v"(x));
+    return x;
+}
+
+/* A constant that is made where it is used: 64 bits take two scalar registers
+ * each if they are kept. */
+static FA_DEVICE double fa_fixed(double x)
+{
+    asm volatile("" : "+s"(x));
     return x;
 }
 
@@ -109,6 +134,13 @@ static FA_DEVICE void fa_wave_sync(void)
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
 
+/* The compiler moves no instruction across.  Where it would otherwise start so
+ * many LDS reads early that their results do not fit the registers. */
+static FA_DEVICE void fa_keep_order(void)
+{
+    __builtin_amdgcn_sched_barrier(0);
+}
+
 /* Whether x holds in any active lane of the wave; the same in every lane. */
 static FA_DEVICE bool fa_any(bool x)
 {
@@ -122,9 +154,30 @@ static FA_DEVICE float fa_max(float a, float b)
     return __builtin_fmaxf(a, b);
 }
 
+static FA_DEVICE double fa_max(double a, double b)
+{
+    return __builtin_fmax(a, b);
+}
+
 static FA_DEVICE float fa_fma(float a, float b, float c)
 {
     return __builtin_fmaf(a, b, c);
+}
+
+static FA_DEVICE double fa_fma(double a, double b, double c)
+{
+    return __builtin_fma(a, b, c);
+}
+
+static FA_DEVICE double fa_round(double x)
+{
+    return __builtin_rint(x);
+}
+
+/* x * 2^n, right also where the result is denormal or overflows. */
+static FA_DEVICE double fa_ldexp(double x, int n)
+{
+    return __builtin_amdgcn_ldexp(x, n);
 }
 
 /* x of another lane among 8 neighbours; steps 0, 1, 2 in turn combine all 8.
@@ -214,6 +267,7 @@ static FA_DEVICE uint32_t fa_high_halves(uint32_t a, uint32_t b)
     extern "C" __global__ void __launch_bounds__(threads, 1)
 #define FA_GLOBAL
 #define FA_LDS
+#define FA_CONSTANT
 #define FA_WAVE 32
 
 typedef uint2 u32x2;
@@ -221,6 +275,18 @@ typedef uint4 u32x4;
 
 extern __shared__ uint4 fa_dynamic_lds[];
 #define FA_LDS_ARRAY(name, bytes) char *const name = (char *)fa_dynamic_lds
+
+typedef const fa_args *fa_args_in;
+
+static FA_DEVICE fa_args_in fa_arguments(const fa_args *a)
+{
+    return a;
+}
+
+static FA_DEVICE fa_args_in fa_again(fa_args_in a)
+{
+    return a;
+}
 
 static FA_DEVICE uint32_t fa_thread(void)
 {
@@ -250,6 +316,23 @@ static FA_DEVICE uint32_t fa_opaque(uint32_t x)
     return x;
 }
 
+static FA_DEVICE float fa_opaque(float x)
+{
+    asm volatile("" : "+f"(x));
+    return x;
+}
+
+static FA_DEVICE double fa_opaque(double x)
+{
+    asm volatile("" : "+d"(x));
+    return x;
+}
+
+static FA_DEVICE double fa_fixed(double x)
+{
+    return x;
+}
+
 static FA_DEVICE void fa_barrier(void)
 {
     __syncthreads();
@@ -257,6 +340,10 @@ static FA_DEVICE void fa_barrier(void)
 static FA_DEVICE void fa_wave_sync(void)
 {
     __syncwarp();
+}
+
+static FA_DEVICE void fa_keep_order(void)
+{
 }
 
 static FA_DEVICE bool fa_any(bool x)
@@ -269,9 +356,29 @@ static FA_DEVICE float fa_max(float a, float b)
     return fmaxf(a, b);
 }
 
+static FA_DEVICE double fa_max(double a, double b)
+{
+    return fmax(a, b);
+}
+
 static FA_DEVICE float fa_fma(float a, float b, float c)
 {
     return fmaf(a, b, c);
+}
+
+static FA_DEVICE double fa_fma(double a, double b, double c)
+{
+    return fma(a, b, c);
+}
+
+static FA_DEVICE double fa_round(double x)
+{
+    return rint(x);
+}
+
+static FA_DEVICE double fa_ldexp(double x, int n)
+{
+    return ldexp(x, n);
 }
 
 template <int STEP> static FA_DEVICE float fa_swap8(float x)
@@ -346,15 +453,47 @@ static FA_DEVICE int fa_min_int(int a, int b)
     return a < b ? a : b;
 }
 
+static FA_DEVICE float fa_abs(float x)
+{
+    return __builtin_fabsf(x);
+}
+
+static FA_DEVICE double fa_abs(double x)
+{
+    return __builtin_fabs(x);
+}
+
+static FA_DEVICE int fa_max_int(int a, int b)
+{
+    return a > b ? a : b;
+}
+
+/* The same bits as another type. */
+template <typename To, typename From> static FA_DEVICE To fa_bits(From x)
+{
+    static_assert(sizeof(To) == sizeof(From), "as many bits");
+    To y;
+    __builtin_memcpy(&y, &x, sizeof y);
+    return y;
+}
+
+template <int STEP> static FA_DEVICE double fa_swap8(double x)
+{
+    u32x2 half = fa_bits<u32x2>(x);
+    half.x = fa_bits<uint32_t>(fa_swap8<STEP>(fa_bits<float>(half.x)));
+    half.y = fa_bits<uint32_t>(fa_swap8<STEP>(fa_bits<float>(half.y)));
+    return fa_bits<double>(half);
+}
+
 /* Over 8 neighbouring lanes; every lane gets the result. */
-static FA_DEVICE float fa_max8(float x)
+template <typename Number> static FA_DEVICE Number fa_max8(Number x)
 {
     x = fa_max(x, fa_swap8<0>(x));
     x = fa_max(x, fa_swap8<1>(x));
     return fa_max(x, fa_swap8<2>(x));
 }
 
-static FA_DEVICE float fa_sum8(float x)
+template <typename Number> static FA_DEVICE Number fa_sum8(Number x)
 {
     x += fa_swap8<0>(x);
     x += fa_swap8<1>(x);

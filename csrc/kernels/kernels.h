@@ -1,0 +1,84 @@
+/* kernels.h: the kernels of one unit, made from the rows of variants.def.
+ *
+ * A unit is a code object of its own (fa_f16.hip, fa_f32.hip, fa_f64.hip), so
+ * that units compile side by side and a process loads what it uses.  The
+ * including file says which rows it takes, by their arithmetic: FA_ROW_FA_F16
+ * and so on is FA_MAKE_KERNEL or nothing.
+ *
+ * Compiled by clang for AMD and by nvcc (as CUDA) for the stand-in.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#ifndef FA_KERNELS_KERNELS_H
+#define FA_KERNELS_KERNELS_H
+
+#include "backward.h"
+#include "forward.h"
+#include "prepare.h"
+
+/* How numbers are kept, from two columns of a row. */
+#define FA_KIND(arith, reads)                                                \
+    ((arith) == FA_F64                ? (int)FA_F64                          \
+     : (arith) == FA_F16              ? (reads) == FA_READS_BF16             \
+                                            ? (int)FA_BF16                   \
+                                            : (int)FA_F16                    \
+     : (reads) == FA_READS_BF16       ? (int)FA_BF16_EXACT                   \
+                                      : (int)FA_F32)
+
+/* A kernel of one pass: its LDS, and how many waves share a SIMD (two
+ * workgroups of 256 threads share a compute unit if LDS holds both and the
+ * compiler keeps to 128 registers). */
+template <int PASS, int KIND, int DIM, int OWN> struct fa_kernel {
+    enum {
+        LDS_BYTES = fa_backward_shape<KIND, DIM, OWN>::LDS_BYTES,
+        WAVES = 1
+    };
+    static FA_DEVICE void run(fa_args_in a, fa_lds lds)
+    {
+        fa_backward<KIND, DIM, OWN, PASS>(a, lds);
+    }
+};
+
+template <int KIND, int DIM, int OWN>
+struct fa_kernel<FA_FORWARD, KIND, DIM, OWN> {
+    enum {
+        ONE_CHUNK = fa_shape<KIND, DIM, OWN>::CHUNKS == 1,
+        LDS_BYTES = fa_stage_of<KIND, DIM, OWN, ONE_CHUNK>::LDS_BYTES,
+        WAVES = ONE_CHUNK ? 2 : 1
+    };
+    static FA_DEVICE void run(fa_args_in a, fa_lds lds)
+    {
+        fa_forward<KIND, DIM, OWN>(a, lds);
+    }
+};
+
+template <int KIND, int DIM, int OWN>
+struct fa_kernel<FA_PREPARE, KIND, DIM, OWN> {
+    enum { LDS_BYTES = 128, WAVES = 2 };
+    static FA_DEVICE void run(fa_args_in a, fa_lds lds)
+    {
+        fa_prepare<FA_NUMBER(KIND)>(a, lds);
+    }
+};
+
+#define FA_MAKE_KERNEL(symbol, pass, kind, dim, rows, steps, threads,          \
+                       lds_bytes)                                              \
+    FA_KERNEL(threads, (fa_kernel<pass, kind, dim, (rows) / 32>::WAVES))       \
+    symbol(fa_args args)                                                       \
+    {                                                                          \
+        typedef fa_kernel<pass, kind, dim, (rows) / 32> kernel;                \
+        static_assert((steps) == FA_WALK && (threads) == FA_THREADS,           \
+                      #symbol ": tile sizes of stage.h");                      \
+        static_assert((int)(lds_bytes) == (int)kernel::LDS_BYTES,              \
+                      #symbol ": LDS bytes");                                  \
+        FA_LDS_ARRAY(lds, lds_bytes);                                          \
+        kernel::run(fa_arguments(&args), lds);                                 \
+    }
+
+#define FA_VARIANT(symbol, pass, arith, reads, dim, level, rows, steps,        \
+                   threads, lds_bytes)                                         \
+    FA_ROW_##arith(symbol, pass, (FA_KIND(arith, reads)), dim, rows, steps,    \
+                   threads, lds_bytes)
+#include "variants.def"
+#undef FA_VARIANT
+
+#endif

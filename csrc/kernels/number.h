@@ -1,0 +1,146 @@
+/* number.h: the kinds of numbers that a kernel computes with.
+ *
+ * A kernel is built for one KIND:
+ *
+ * FA_F16         operands are pairs of fp16, products and sums fp32 (dot2)
+ * FA_BF16        the same; bf16 is brought into fp16's range by a power of
+ *                two when it is staged, which is exact (stage.h)
+ * FA_BF16_EXACT  bf16 is expanded to fp32 when it is staged
+ * FA_F32         operands, products and sums fp32
+ * FA_F64         the same in fp64
+ *
+ * and everything that differs between them is here.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#ifndef FA_KERNELS_NUMBER_H
+#define FA_KERNELS_NUMBER_H
+
+#include "target.h"
+
+enum { FA_BF16_EXACT = FA_F64 + 1 }; /* the others are fa_dtypes */
+
+/* What sums are kept in. */
+template <int KIND> struct fa_number {
+    typedef float type;
+};
+template <> struct fa_number<FA_F64> {
+    typedef double type;
+};
+#define FA_NUMBER(KIND) typename fa_number<KIND>::type
+
+/* Whether operands are pairs of fp16. */
+#define FA_IS_HALF(KIND) ((KIND) == FA_F16 || (KIND) == FA_BF16)
+
+/* Bytes of an operand in LDS, and operands in 16 bytes, a granule. */
+#define FA_OPERAND(KIND) (FA_IS_HALF(KIND) ? 2 : (KIND) == FA_F64 ? 8 : 4)
+#define FA_GRANULE(KIND) (16 / FA_OPERAND(KIND))
+
+/* The fa_dtype of q, k, v, out and dout in memory, and the bytes of one. */
+#define FA_STORED(KIND) ((KIND) == FA_BF16_EXACT ? FA_BF16 : (KIND))
+#define FA_ELEMENT(KIND) \
+    ((KIND) == FA_F64 ? 8 : (KIND) == FA_F32 ? 4 : 2)
+
+/* The same for an fa_dtype that is known only at run time. */
+static FA_DEVICE int fa_bytes_of(int stored)
+{
+    return stored == FA_F64 ? 8 : stored == FA_F32 ? 4 : 2;
+}
+
+/* The type of dq, dk and dv: that of q, or fp32. */
+template <int KIND> static FA_DEVICE int fa_stored_grad(fa_args_in a)
+{
+    return FA_STORED(KIND) != FA_F64 && a->stored_grad == FA_F32
+               ? FA_F32
+               : FA_STORED(KIND);
+}
+
+/* Eight bytes of each operand, so 4 fp16, 2 floats or 1 double:
+ * c + sum of products. */
+template <int KIND>
+static FA_DEVICE FA_NUMBER(KIND) fa_multiply(u32x2 a, u32x2 b,
+                                             FA_NUMBER(KIND) c)
+{
+    if constexpr (FA_IS_HALF(KIND)) {
+        c = fa_dot2(a.x, b.x, c);
+        return fa_dot2(a.y, b.y, c);
+    }
+    if constexpr (KIND != FA_F64) {
+        c = fa_fma(fa_bits<float>(a.x), fa_bits<float>(b.x), c);
+        return fa_fma(fa_bits<float>(a.y), fa_bits<float>(b.y), c);
+    }
+    return fa_fma(fa_bits<double>(a), fa_bits<double>(b), (double)c);
+}
+
+/* -- exponentials ---------------------------------------------------------- */
+
+/* 2^x for x <= 1023, within 1 ulp: n + f = x, |f| <= 1/2, and a polynomial
+ * for 2^f whose relative error before rounding is 3.1e-18 (Remez exchange in
+ * 50-digit arithmetic).  2^0 is 1 exactly, 2^-inf 0, 2^NaN NaN. */
+static FA_DEVICE double fa_exp2(double x)
+{
+    const double c[12] = {
+        0x1.0000000000000p+0,  0x1.62e42fefa39efp-1,  0x1.ebfbdff82c5adp-3,
+        0x1.c6b08d7049fd1p-5,  0x1.3b2ab6fb9f413p-7,  0x1.5d87fe78cf26dp-10,
+        0x1.43091310bf6b0p-13, 0x1.ffcbfba7b89b6p-17, 0x1.62bfc3c1c8a7cp-20,
+        0x1.b526788b3b73dp-24, 0x1.e620fb765be15p-28, 0x1.e7aa0f6005d3cp-32};
+    /* -inf - rint(-inf) would be NaN; below this the result is 0 anyway.
+     * Not fa_max, which would lose a NaN. */
+    double bounded = x < -1100.0 ? -1100.0 : x;
+    double n = fa_round(bounded);
+    double f = bounded - n;
+    double y = c[11];
+
+#pragma unroll
+    for (int i = 10; i >= 0; i--) {
+        y = fa_fma(y, f, fa_fixed(c[i]));
+    }
+    return fa_ldexp(y, (int)n);
+}
+
+/* log2(x) for 2^-100 < x < 2^100: the hardware's value, corrected by the
+ * first terms of log2(1 + t). */
+static FA_DEVICE double fa_log2(double x)
+{
+    const double log2_e = 1.4426950408889634;
+    double y = (double)fa_log2((float)x);
+    double t = fa_fma(x, fa_exp2(-y), -1.0);
+
+    return fa_fma(fa_fma(fa_fma(t, 1.0 / 3, -0.5), t * t, t), log2_e, y);
+}
+
+/* 2^n as a float, for -126 <= n <= 127. */
+static FA_DEVICE float fa_power_of_2(int n)
+{
+    return fa_bits<float>((uint32_t)(n + 127) << 23);
+}
+
+/* -- 16 bits --------------------------------------------------------------- */
+
+static FA_DEVICE float fa_bf16_to_float(uint32_t x)
+{
+    return fa_bits<float>(x << 16);
+}
+
+/* Rounded to nearest even; NaN stays NaN. */
+static FA_DEVICE uint32_t fa_bf16_of(float x)
+{
+    uint32_t bits = fa_bits<uint32_t>(x);
+    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return x == x ? rounded : (bits >> 16 | 0x40);
+}
+
+/* Two floats as they are stored in 16-bit elements. */
+static FA_DEVICE uint32_t fa_pack_as(int stored, float low, float high)
+{
+    return stored == FA_BF16 ? fa_bf16_of(low) | fa_bf16_of(high) << 16
+                             : fa_pack_halves(low, high);
+}
+
+/* The lower 16-bit element as a float. */
+static FA_DEVICE float fa_unpack_as(int stored, uint32_t x)
+{
+    return stored == FA_BF16 ? fa_bf16_to_float(x)
+                             : fa_half_to_float(x & 0xffff);
+}
+
+#endif
