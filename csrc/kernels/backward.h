@@ -234,7 +234,7 @@ static FA_DEVICE void fa_exponentials(FA_NUMBER(KIND) s[OWN][FA_WALKED],
 template <int KIND, int DIM, int OWN> struct fa_backward_shape {
     typedef fa_shape<KIND, DIM, OWN> shape;
     enum { STAYS = shape::CHUNKS == 1 };
-    typedef fa_stage_of<KIND, DIM, OWN, STAYS, (STAYS ? 8 : 2)> stage;
+    typedef fa_stage_of<KIND, DIM, OWN, STAYS, (STAYS ? 8 : 1)> stage;
     enum {
         /* A and B are fetched when they are needed: registers are short. */
         LATE = !STAYS,

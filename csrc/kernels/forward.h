@@ -56,7 +56,7 @@ static FA_DEVICE FA_NUMBER(KIND) fa_bias(FA_NUMBER(KIND) most,
     typedef FA_NUMBER(KIND) number;
     number bias = fa_fma(-most, scale_log2, (number)FA_P_LOG2(KIND));
 
-    return most < FA_NONE ? (number)0 : bias;
+    return most < fa_fixed((number)FA_NONE) ? (number)0 : bias;
 }
 
 /* What a lane knows of its rows: largest score so far, its part of the sum of
@@ -114,10 +114,10 @@ static FA_DEVICE void fa_softmax(fa_rows<KIND, DIM, OWN> *rows,
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
             number old = rows->most[i];
-            number step = fa_abs(bias[i]) > FA_BIG_BIAS
+            number step = fa_abs(bias[i]) > fa_fixed((number)FA_BIG_BIAS)
                               ? (old - top[i]) * scale_log2
                               : bias[i] - fa_bias<KIND>(old, scale_log2);
-            number shrink = old < FA_NONE ? (number)0 : fa_exp2(step);
+            number shrink = old < fa_fixed((number)FA_NONE) ? (number)0 : fa_exp2(step);
             rows->most[i] = top[i];
             rows->sum[i] *= shrink;
 #pragma unroll
@@ -126,11 +126,11 @@ static FA_DEVICE void fa_softmax(fa_rows<KIND, DIM, OWN> *rows,
             }
         }
     }
-    if (fa_any(big > FA_BIG_BIAS)) {
+    if (fa_any(big > fa_fixed((number)FA_BIG_BIAS))) {
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
             /* Row by row: a result must not depend on its neighbours. */
-            bool own = fa_abs(bias[i]) > FA_BIG_BIAS;
+            bool own = fa_abs(bias[i]) > fa_fixed((number)FA_BIG_BIAS);
             number less = own ? top[i] : (number)0;
             bias[i] = own ? at_top : bias[i];
 #pragma unroll
@@ -291,10 +291,6 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
     fa_matrix q = fa_query_matrix<KIND>(a, FA_VIEW(q), FA_SET_Q, place);
     fa_matrix k = fa_key_matrix<KIND>(a, FA_VIEW(k), FA_SET_K, key_place);
     fa_matrix v = fa_key_matrix<KIND>(a, FA_VIEW(v), FA_SET_V, key_place);
-    int granules = fa_granules<KIND>(&q);
-    int chunks =
-        STAYS ? 1 : (granules + FA_CHUNK_GRANULES - 1) / FA_CHUNK_GRANULES;
-    uint32_t flip = fa_flip<KIND>(a);
     fa_rows<KIND, DIM, OWN> rows;
     u32x4 got_own[OWN];
     u32x4 got[stage::FETCH];
@@ -305,7 +301,7 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
         fa_fetch_rows<KIND, FA_WALK>(got, &k, 0, 0, tid);
         if (STAYS) {
             fa_commit_rows<KIND, shape::ROWS, FA_OWN_MASK>(
-                own_tile, got_own, &q, first, 0, flip, tid);
+                own_tile, got_own, &q, first, 0, fa_flip<KIND>(a), tid);
         }
     }
     for (int t = 0; t < tiles; t++) {
@@ -313,6 +309,10 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
         number s[OWN][FA_WALKED];
         fa_weights<KIND> p[OWN];
 
+        a = fa_again(a);
+        int granules = (a->head_dim + FA_GRANULE(KIND) - 1) / FA_GRANULE(KIND);
+        int chunks =
+            STAYS ? 1 : (granules + FA_CHUNK_GRANULES - 1) / FA_CHUNK_GRANULES;
         fa_clear_scores<OWN>(s);
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++) {
@@ -326,7 +326,7 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
                                                      tid);
                 }
                 fa_commit_rows<KIND, shape::ROWS, FA_OWN_MASK>(
-                    own_tile, got_own, &q, first, chunk, flip, tid);
+                    own_tile, got_own, &q, first, chunk, fa_flip<KIND>(a), tid);
             }
             if (!STAYS) k = fa_key_matrix<KIND>(fa_again(a), FA_VIEW(k), FA_SET_K, key_place);
             fa_commit_rows<KIND, FA_WALK, FA_WALK_MASK>(walk_tile, got, &k, key,

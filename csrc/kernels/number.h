@@ -85,7 +85,8 @@ static FA_DEVICE double fa_exp2(double x)
         0x1.b526788b3b73dp-24, 0x1.e620fb765be15p-28, 0x1.e7aa0f6005d3cp-32};
     /* -inf - rint(-inf) would be NaN; below this the result is 0 anyway.
      * Not fa_max, which would lose a NaN. */
-    double bounded = x < -1100.0 ? -1100.0 : x;
+    const double low = fa_fixed(-1100.0);
+    double bounded = x < low ? low : x;
     double n = fa_round(bounded);
     double f = bounded - n;
     double y = c[11];

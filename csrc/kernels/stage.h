@@ -109,12 +109,6 @@ static FA_DEVICE fa_steps fa_steps_of(const fa_matrix *x)
     return y;
 }
 
-/* Granules that hold the channels of x. */
-template <int KIND> static FA_DEVICE int fa_granules(const fa_matrix *x)
-{
-    return (x->channels + FA_GRANULE(KIND) - 1) / FA_GRANULE(KIND);
-}
-
 /* -- one granule ----------------------------------------------------------- */
 
 /* wide: granule `granule` of row first + row, first uniform, as stored: 16

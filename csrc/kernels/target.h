@@ -115,6 +115,11 @@ static FA_DEVICE double fa_fixed(double x)
     return x;
 }
 
+static FA_DEVICE float fa_fixed(float x)
+{
+    return x; /* a literal */
+}
+
 /* Every thread of the workgroup, with its LDS accesses before it done.  On
  * gfx906 the compiler also waits for every global load here, so loads are
  * issued after a barrier, never just before one. */
@@ -329,6 +334,11 @@ static FA_DEVICE double fa_opaque(double x)
 }
 
 static FA_DEVICE double fa_fixed(double x)
+{
+    return x;
+}
+
+static FA_DEVICE float fa_fixed(float x)
 {
     return x;
 }
