@@ -1,8 +1,8 @@
 /* fa.h: what the host layer offers and the binding uses.
  *
- * A call goes: fa_problem (pointers, sizes, strides) -> fa_plan_make checks
- * everything and picks a kernel -> fa_forward launches it on one of four
- * backends.  Nothing here knows Python or PyTorch; how a backend is reached
+ * A call goes: fa_problem (pointers, sizes, strides) -> fa_plan_forward or
+ * fa_plan_backward checks everything and lists the kernels to launch ->
+ * fa_forward or fa_backward launches them on one of four backends.  Nothing here knows Python or PyTorch; how a backend is reached
  * is left to host/driver.h.
  *
  * Functions that can fail return fa_status and write the reason to *error,
@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kernels/args.h" /* fa_dtype, fa_pass, fa_level, fa_load */
+#include "kernels/args.h" /* fa_dtype, fa_pass, fa_level */
 
 /* The build passes the one version number of the project. */
 #ifndef FA_VERSION
@@ -59,12 +59,12 @@ enum { FA_CAUSAL_NONE = 0, FA_CAUSAL_TOP_LEFT, FA_CAUSAL_BOTTOM_RIGHT };
 typedef struct fa_variant {
     const char *symbol;
     fa_pass pass;
-    fa_dtype dtype;
-    int32_t dim; /* serves head dims 1..dim */
+    fa_dtype arith; /* of the products; also says in which code object */
+    uint32_t reads; /* FA_READS_*: the types of q, k, v, out and dout */
+    int32_t dim;    /* serves head dims 1..dim */
     fa_level level;
-    fa_load load;
-    int32_t rows; /* query rows of a workgroup */
-    int32_t keys; /* keys of a step */
+    int32_t rows;  /* rows that a workgroup owns: queries or keys */
+    int32_t steps; /* rows of a step through the others */
     uint32_t threads;
     uint32_t lds_bytes;
 } fa_variant;
@@ -79,9 +79,9 @@ enum {
 extern const fa_variant fa_variants[FA_VARIANT_COUNT];
 
 const char *fa_dtype_name(fa_dtype dtype); /* "float16", ... */
-const char *fa_pass_name(fa_pass pass);    /* "forward" */
+size_t fa_dtype_bytes(fa_dtype dtype);
+const char *fa_pass_name(fa_pass pass);    /* "forward", "backward_kv", ... */
 const char *fa_level_name(fa_level level); /* "plain" */
-const char *fa_load_name(fa_load load);    /* "wide", "narrow" */
 
 /* -- a problem and its plan ------------------------------------------------ */
 
@@ -95,49 +95,117 @@ typedef struct fa_tensor {
 } fa_tensor;
 
 /* out[b,h,i] = sum_j softmax_j(scale * q[b,h,i].k[b,h',j]) v[b,h',j] with
- * h' = h / (H / Hk); lse[b,h,i] = log(sum_j exp(scale * q.k)). */
+ * h' = h / (H / Hk); lse[b,h,i] = log(sum_j exp(scale * q.k)).
+ * q, k, v and out have one type; lse is float, or double where they are. */
 typedef struct fa_problem {
     fa_tensor q;   /* (B, H, Sq, D) */
     fa_tensor k;   /* (B, Hk, Sk, D) */
-    fa_tensor v;   /* (B, Hk, Sk, D) */
-    fa_tensor out; /* like q; data may be NULL until the launch */
-    float *lse;    /* (B, H, Sq) contiguous; likewise */
+    fa_tensor v;   /* (B, Hk, Sk, Dv) */
+    fa_tensor out; /* (B, H, Sq, Dv); data may be NULL until the launch */
+    void *out_lo;  /* what rounding took from out, laid out like it; NULL */
+    void *lse;     /* (B, H, Sq) contiguous; NULL until the launch */
     double scale;
-    int causal; /* FA_CAUSAL_NONE, _TOP_LEFT, _BOTTOM_RIGHT */
+    int causal;       /* FA_CAUSAL_NONE, _TOP_LEFT, _BOTTOM_RIGHT */
+    bool strict_bf16; /* products of bfloat16 in float, never in fp16 */
 } fa_problem;
 
-/* Why the plan is as it is; fa_plan_why makes a sentence of it. */
+enum { FA_WANT_DQ = 1, FA_WANT_DK = 2, FA_WANT_DV = 4 };
+
+/* What the backward gets and gives beside the problem, whose out and lse it
+ * reads.  Gradients have the type of q, or all float where q is of 16 bits;
+ * one that is not in `wanted` is not looked at.  Their data may be NULL until
+ * the launch. */
+typedef struct fa_gradients {
+    fa_tensor dout;  /* (B, H, Sq, Dv) */
+    fa_tensor dlse;  /* (B, H, Sq, 1), type of lse; data NULL: zero */
+    fa_tensor dq;    /* like q */
+    fa_tensor dk;    /* like k */
+    fa_tensor dv;    /* like v */
+    uint32_t wanted; /* FA_WANT_* */
+} fa_gradients;
+
+enum {
+    FA_MAX_STEPS = 5,
+    FA_TENSORS = 8 /* as many as there are FA_SET_* bits, in their order */
+};
+
+/* One launch. */
+typedef struct fa_step {
+    const fa_variant *variant;
+    uint32_t grid[3];    /* in workgroups */
+    uint32_t prepare;    /* FA_SET_* that FA_PREPARE looks at; else 0 */
+    uint32_t only_unfit; /* as in fa_args */
+} fa_step;
+
+/* Where arrays lie in the workspace: bytes from its start, or FA_NOWHERE for
+ * an array that no step needs and whose pointer in fa_args is NULL. */
+#define FA_NOWHERE SIZE_MAX
+typedef struct fa_workspace {
+    size_t bytes; /* 0: none is needed */
+    size_t delta;
+    size_t scale_of[FA_PREPARED];
+    size_t block_of[FA_PREPARED];
+} fa_workspace;
+
+/* Why a tensor cannot be accessed 16 bytes at a time. */
 typedef enum fa_cause {
-    FA_CAUSE_WIDE,
-    FA_CAUSE_DIM,       /* head dim not a multiple of 8 */
-    FA_CAUSE_BASE,      /* a base not 16-byte aligned */
-    FA_CAUSE_STRIDE,    /* a stride not a multiple of 8 */
-    FA_CAUSE_ROW,       /* a row stride too long for wide loads */
-    FA_CAUSE_NO_OUTPUT, /* out has no elements: nothing to do */
-    FA_CAUSE_NO_KEYS    /* out is 0 and lse -inf: no kernel needed */
+    FA_CAUSE_WIDE,   /* it can, or the call has no such tensor */
+    FA_CAUSE_DIM,    /* head dim not a whole number of granules */
+    FA_CAUSE_LAST,   /* elements of a row not next to each other */
+    FA_CAUSE_BASE,   /* base not 16-byte aligned */
+    FA_CAUSE_STRIDE, /* a stride not a multiple of 16 bytes */
+    FA_CAUSE_ROW     /* a row stride too long for 32-bit offsets in a tile */
 } fa_cause;
 
-typedef struct fa_plan {
-    const fa_variant *variant; /* NULL: nothing to launch */
-    uint32_t grid[3];          /* in workgroups */
+typedef struct fa_narrow {
     fa_cause cause;
-    const char *tensor; /* which tensor and which axis, for the causes */
-    const char *axis;   /* that have one; literals */
-    int64_t value;
+    int32_t axis;  /* for the causes that have one */
+    int32_t limit; /* elements of a granule; of FA_CAUSE_ROW log2(limit) */
+    int64_t value; /* the head dim or stride */
+} fa_narrow;
+
+typedef enum fa_work {
+    FA_WORK_STEPS,  /* launch the steps */
+    FA_WORK_NONE,   /* no output has an element */
+    FA_WORK_NO_KEYS /* nothing is seen: fill out with 0 and lse with -inf,
+                     * gradients with 0 */
+} fa_work;
+
+/* A plan holds for any addresses; `narrow` tells of those it was made for. */
+typedef struct fa_plan {
+    fa_work work;
+    bool backward;
+    int32_t count;
+    fa_step step[FA_MAX_STEPS]; /* in the order of the stream */
+    fa_workspace workspace;
+    uint32_t tensors; /* FA_SET_* that the call has */
+    fa_narrow narrow[FA_TENSORS];
 } fa_plan;
 
-/* Sets size, dtype and stride of *out to those of torch.empty_like(q): q's
- * own strides where q is dense, else dense in q's order of dimensions; but
- * the head dim is innermost always.  data becomes NULL.  For sizes that
- * fa_plan_make would refuse the strides mean nothing. */
-void fa_tensor_like(const fa_tensor *q, fa_tensor *out);
+/* Sets sizes, type and strides of *out to those of torch.empty_like(like),
+ * but with `head_dim` as the last size: like's own strides where it is dense
+ * and has that head dim, else dense in like's order of dimensions, with the
+ * head dim innermost where its stride in `like` is 1.  data becomes NULL.
+ * For sizes that a plan would refuse the strides mean nothing. */
+void fa_tensor_like(const fa_tensor *like, int64_t head_dim, fa_tensor *out);
 
-/* Checks every argument of `problem` and chooses kernel and grid.  Reads no
- * tensor data and needs no device.  On failure *plan is zero. */
-fa_status fa_plan_make(const fa_problem *problem, fa_plan *plan,
-                       fa_error *error);
+/* Check every argument and choose kernels, grids and workspace.  They read no
+ * tensor data and need no device.  On failure *plan is zero. */
+fa_status fa_plan_forward(const fa_problem *problem, fa_plan *plan,
+                          fa_error *error);
+fa_status fa_plan_backward(const fa_problem *problem,
+                           const fa_gradients *gradients, fa_plan *plan,
+                           fa_error *error);
 
-enum { FA_WHY_CHARS = 128 };
+/* Whether a step is one that calls are reported by: not FA_PREPARE, and not
+ * the strict kernel behind a fast one. */
+bool fa_step_is_main(const fa_step *step);
+
+/* The symbols of those steps, joined by "+". */
+enum { FA_SYMBOLS_CHARS = 256 };
+void fa_plan_symbols(const fa_plan *plan, char text[FA_SYMBOLS_CHARS]);
+
+enum { FA_WHY_CHARS = 512 };
 void fa_plan_why(const fa_plan *plan, char text[FA_WHY_CHARS]);
 
 /* -- running it ------------------------------------------------------------ */
@@ -169,8 +237,8 @@ typedef struct fa_counts {
  * runtime; a failure is not remembered. */
 typedef struct fa_runtime fa_runtime;
 
-/* code_dir holds fa_<arch>.co, sim_library is the path of libhipsim.so; both
- * are copied and neither is looked at yet. */
+/* code_dir holds fa_<arch>_<unit>.co, sim_library is the path of libhipsim.so;
+ * both are copied and neither is looked at yet. */
 fa_status fa_runtime_open(const char *code_dir, const char *sim_library,
                           fa_runtime **runtime, fa_error *error);
 /* Unloads everything.  Accepts NULL.  No launch may be in progress. */
@@ -178,16 +246,24 @@ void fa_runtime_close(fa_runtime *runtime);
 const char *fa_runtime_code_dir(const fa_runtime *runtime);
 const char *fa_runtime_sim_library(const fa_runtime *runtime);
 
-/* Opens and loads what fa_forward would on `target`, and launches nothing. */
+/* Opens and loads what forward and backward of these types would on `target`,
+ * and launches nothing.  `dtypes` is a set of FA_READS_*. */
 fa_status fa_runtime_load(fa_runtime *runtime, const fa_target *target,
-                          fa_error *error);
+                          uint32_t dtypes, fa_error *error);
 
-/* Runs `plan`, which fa_plan_make made for `problem`, on `target`.  out and
- * lse must have their memory now.  On FA_SIM the result is complete on
- * return; on a GPU it is ordered in the stream. */
+/* Run `plan`, which was made for `problem` (and `gradients`), on `target`.
+ * Outputs must have their memory now, and `workspace` the bytes that the plan
+ * asks for, aligned to 16; nothing in it is read before it is written.  On
+ * FA_SIM the result is complete on return; on a GPU it is ordered in the
+ * stream, until which the workspace must stay.  *counts is a sum over the
+ * steps. */
 fa_status fa_forward(fa_runtime *runtime, const fa_target *target,
                      const fa_problem *problem, const fa_plan *plan,
-                     fa_counts *counts, fa_error *error);
+                     void *workspace, fa_counts *counts, fa_error *error);
+fa_status fa_backward(fa_runtime *runtime, const fa_target *target,
+                      const fa_problem *problem, const fa_gradients *gradients,
+                      const fa_plan *plan, void *workspace, fa_counts *counts,
+                      fa_error *error);
 
 /* -- libraries that are already loaded ------------------------------------- */
 

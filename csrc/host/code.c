@@ -1,7 +1,9 @@
 /* code.c: from a device to its kernels.
  *
- * An AMD device "gfx906:sramecc+:xnack-" takes <code_dir>/fa_gfx906.co.  An
- * NVIDIA device of capability 8.6 takes the highest fa_sm_8x.cubin with
+ * Kernels lie in one file for each arithmetic, its unit, so that a program
+ * loads what it uses.  An AMD device "gfx906:sramecc+:xnack-" takes
+ * <code_dir>/fa_gfx906_f16.co for the kernels that compute in fp16.  An
+ * NVIDIA device of capability 8.6 takes the highest fa_sm_8x_f16.cubin with
  * x <= 6: cubins run on later minor versions of their major one.
  *
  * Files are checked here as far as an ELF header tells, because HIP takes no
@@ -26,6 +28,7 @@ struct fa_code {
     const fa_driver *driver;
     int device;
     char asked[FA_ARCH_CHARS]; /* the caller's arch, "" if it gave none */
+    fa_dtype unit;             /* the arithmetic of its kernels */
     void *module;
     void *image; /* kept: not every runtime copies it */
     char path[PATH_CHARS];
@@ -62,12 +65,17 @@ static fa_status strip_arch(const char *from, char arch[FA_ARCH_CHARS],
     return FA_OK;
 }
 
-static fa_status make_path(const fa_driver *driver, const char *code_dir,
-                           const char *arch, char path[PATH_CHARS],
-                           fa_error *error)
+static const char *unit_name(fa_dtype unit)
 {
-    int chars = snprintf(path, PATH_CHARS, "%s/fa_%s.%s", code_dir, arch,
-                         driver->code_suffix);
+    return unit == FA_F16 ? "f16" : unit == FA_F32 ? "f32" : "f64";
+}
+
+static fa_status make_path(const fa_driver *driver, const char *code_dir,
+                           const char *arch, fa_dtype unit,
+                           char path[PATH_CHARS], fa_error *error)
+{
+    int chars = snprintf(path, PATH_CHARS, "%s/fa_%s_%s.%s", code_dir, arch,
+                         unit_name(unit), driver->code_suffix);
     return chars < PATH_CHARS
                ? FA_OK
                : fa_fail(error, FA_EINVAL,
@@ -80,21 +88,22 @@ static fa_status make_path(const fa_driver *driver, const char *code_dir,
  * "sm_<major><minor>" the highest existing one up to it.  Existence is only
  * asked where there is a choice; read_file reports what is missing. */
 static fa_status choose_path(const fa_driver *driver, const char *code_dir,
-                             const char *arch, char path[PATH_CHARS],
-                             fa_error *error)
+                             const char *arch, fa_dtype unit,
+                             char path[PATH_CHARS], fa_error *error)
 {
     char lower[FA_ARCH_CHARS];
     memcpy(lower, arch, strlen(arch) + 1);
     if (driver->backend == FA_STANDIN) {
         char *minor = &lower[strlen(lower) - 1];
         for (; *minor >= '0'; (*minor)--) {
-            fa_status status = make_path(driver, code_dir, lower, path, error);
+            fa_status status =
+                make_path(driver, code_dir, lower, unit, path, error);
             if (status != FA_OK || access(path, R_OK) == 0) {
                 return status;
             }
         }
     }
-    return make_path(driver, code_dir, arch, path, error);
+    return make_path(driver, code_dir, arch, unit, path, error);
 }
 
 /* -- what is in it --------------------------------------------------------- */
@@ -193,8 +202,8 @@ static fa_status check_device(const fa_driver *driver, int device,
 }
 
 static fa_status open_code(const fa_driver *driver, const char *code_dir,
-                           int device, const char *asked, fa_code **out,
-                           fa_error *error)
+                           int device, const char *asked, fa_dtype unit,
+                           fa_code **out, fa_error *error)
 {
     fa_status status = FA_OK;
     size_t bytes = 0;
@@ -206,6 +215,7 @@ static fa_status open_code(const fa_driver *driver, const char *code_dir,
     }
     code->driver = driver;
     code->device = device;
+    code->unit = unit;
     if ((status = check_device(driver, device, error)) != FA_OK) {
         goto fail;
     }
@@ -222,8 +232,8 @@ static fa_status open_code(const fa_driver *driver, const char *code_dir,
         memcpy(code->asked, asked, strlen(asked) + 1);
     }
     if (status != FA_OK ||
-        (status = choose_path(driver, code_dir, arch, code->path, error)) !=
-            FA_OK ||
+        (status = choose_path(driver, code_dir, arch, unit, code->path,
+                              error)) != FA_OK ||
         (status = read_file(code->path, arch, &code->image, &bytes, error)) !=
             FA_OK ||
         (status = check_image(driver, code->path, code->image, bytes, error)) !=
@@ -244,11 +254,11 @@ fail:
 
 /* The entry between `code` and `end`, or NULL. */
 static fa_code *find(fa_code *code, const fa_code *end, const fa_driver *driver,
-                     int device, const char *asked)
+                     int device, const char *asked, fa_dtype unit)
 {
     for (; code != end; code = code->next) {
         if (code->driver == driver && code->device == device &&
-            strcmp(code->asked, asked) == 0) {
+            code->unit == unit && strcmp(code->asked, asked) == 0) {
             return code;
         }
     }
@@ -262,8 +272,8 @@ static fa_code *publish(fa_code_list *list, fa_code *code)
     fa_code *seen = NULL;
     fa_code *head = atomic_load(&list->head);
     for (;;) {
-        fa_code *other =
-            find(head, seen, code->driver, code->device, code->asked);
+        fa_code *other = find(head, seen, code->driver, code->device,
+                              code->asked, code->unit);
         if (other != NULL) {
             close_code(code);
             return other;
@@ -285,9 +295,11 @@ fa_status fa_code_function(fa_code_list *list, const fa_driver *driver,
     const char *asked = arch == NULL ? "" : arch;
     assert(variant >= fa_variants && variant < fa_variants + FA_VARIANT_COUNT);
     *function = NULL;
-    fa_code *code = find(atomic_load(&list->head), NULL, driver, device, asked);
+    const fa_dtype unit = variant->arith;
+    fa_code *code =
+        find(atomic_load(&list->head), NULL, driver, device, asked, unit);
     if (code == NULL) {
-        status = open_code(driver, code_dir, device, asked, &code, error);
+        status = open_code(driver, code_dir, device, asked, unit, &code, error);
         if (status != FA_OK) {
             return status;
         }

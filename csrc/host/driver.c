@@ -47,7 +47,7 @@ static void null_leave(const fa_driver *driver, const fa_scope *scope)
     (void)scope;
 }
 
-static fa_status null_fill(const fa_driver *driver, void *data, uint32_t bits,
+static fa_status null_fill(const fa_driver *driver, void *data, uint64_t bits,
                            size_t element_bytes, size_t count, void *stream,
                            fa_error *error)
 {

@@ -65,6 +65,8 @@ typedef struct fa_hip_api {
     int (*memset_d16_async)(void *data, unsigned short value, size_t count,
                             void *stream);
     int (*memset_d32_async)(void *data, int value, size_t count, void *stream);
+    int (*memset_2d_async)(void *data, size_t pitch, int byte, size_t width,
+                           size_t height, void *stream);
     int (*get_last_error)(void);
     const char *(*get_error_string)(int error);
     const char *(*get_error_name)(int error);
@@ -100,6 +102,8 @@ typedef struct fa_cuda_api {
                             void *stream);
     int (*memset_d32_async)(uint64_t data, unsigned value, size_t count,
                             void *stream);
+    int (*memset_2d_d32_async)(uint64_t data, size_t pitch, unsigned value,
+                               size_t width, size_t height, void *stream);
     int (*get_error_string)(int error, const char **text);
 } fa_cuda_api;
 
@@ -130,8 +134,8 @@ struct fa_driver {
                           void **function, fa_error *);
     fa_status (*launch)(const fa_driver *, const fa_launch *, fa_counts *,
                         fa_error *);
-    /* Stores `count` elements of 2 or 4 bytes in stream order. */
-    fa_status (*fill)(const fa_driver *, void *data, uint32_t bits,
+    /* Stores `count` elements of 2, 4 or 8 bytes in stream order. */
+    fa_status (*fill)(const fa_driver *, void *data, uint64_t bits,
                       size_t element_bytes, size_t count, void *stream,
                       fa_error *);
 };

@@ -40,6 +40,7 @@ static const fa_symbol symbols[] = {
     SYMBOL(launch_kernel, "cuLaunchKernel"),
     SYMBOL(memset_d16_async, "cuMemsetD16Async"),
     SYMBOL(memset_d32_async, "cuMemsetD32Async"),
+    SYMBOL(memset_2d_d32_async, "cuMemsetD2D32Async"),
     SYMBOL(get_error_string, "cuGetErrorString"),
 };
 #undef SYMBOL
@@ -186,16 +187,29 @@ static fa_status cuda_launch(const fa_driver *driver, const fa_launch *launch,
                  error);
 }
 
-static fa_status cuda_fill(const fa_driver *driver, void *data, uint32_t bits,
+/* Of 8 bytes, the low halves as one column and the high ones as another. */
+static int fill_eight(const fa_cuda_api *cuda, uint64_t address, uint64_t bits,
+                      size_t count, void *stream)
+{
+    int code =
+        cuda->memset_2d_d32_async(address, 8, (unsigned)bits, 1, count, stream);
+    return code != CUDA_SUCCESS_CODE
+               ? code
+               : cuda->memset_2d_d32_async(
+                     address + 4, 8, (unsigned)(bits >> 32), 1, count, stream);
+}
+
+static fa_status cuda_fill(const fa_driver *driver, void *data, uint64_t bits,
                            size_t element_bytes, size_t count, void *stream,
                            fa_error *error)
 {
     const fa_cuda_api *cuda = &driver->api.cuda;
-    const uint64_t address = (uint64_t)(uintptr_t)data;
-    int code = element_bytes == 2
-                   ? cuda->memset_d16_async(address, (unsigned short)bits,
-                                            count, stream)
-                   : cuda->memset_d32_async(address, bits, count, stream);
+    const uint64_t at = (uint64_t)(uintptr_t)data;
+    int code =
+        element_bytes == 8 ? fill_eight(cuda, at, bits, count, stream)
+        : element_bytes == 4
+            ? cuda->memset_d32_async(at, (unsigned)bits, count, stream)
+            : cuda->memset_d16_async(at, (unsigned short)bits, count, stream);
     return check(driver, "out", "cuMemsetAsync", code, FA_EDEVICE, error);
 }
 

@@ -34,6 +34,7 @@ static const fa_symbol hip_symbols[] = {
     SYMBOL(module_launch_kernel, "hipModuleLaunchKernel", true),
     SYMBOL(memset_d16_async, "hipMemsetD16Async", true),
     SYMBOL(memset_d32_async, "hipMemsetD32Async", true),
+    SYMBOL(memset_2d_async, "hipMemset2DAsync", true),
     SYMBOL(get_last_error, "hipGetLastError", true),
 };
 static const fa_symbol sim_symbols[] = {
@@ -217,17 +218,35 @@ static fa_status hip_launch(const fa_driver *driver, const fa_launch *launch,
                         FA_EDEVICE, error);
 }
 
-static fa_status hip_fill(const fa_driver *driver, void *data, uint32_t bits,
+/* HIP 5.4 has no pattern of 8 bytes: the bytes that are not 0 follow a fill
+ * with zeros, one column each. */
+static int fill_eight(const fa_hip_api *hip, void *data, uint64_t bits,
+                      size_t count, void *stream)
+{
+    int code = hip->memset_d32_async(data, 0, 2 * count, stream);
+    for (int i = 0; i < 8 && code == hipSuccess; i++) {
+        const int byte = (int)(bits >> 8 * i & 0xff);
+        if (byte != 0) {
+            code = hip->memset_2d_async((char *)data + i, 8, byte, 1, count,
+                                        stream);
+        }
+    }
+    return code;
+}
+
+static fa_status hip_fill(const fa_driver *driver, void *data, uint64_t bits,
                           size_t element_bytes, size_t count, void *stream,
                           fa_error *error)
 {
     const fa_hip_api *hip = &driver->api.hip;
+    const uint32_t low = (uint32_t)bits;
     int32_t word = 0;
-    memcpy(&word, &bits, sizeof word);
+    memcpy(&word, &low, sizeof word);
     int code =
-        element_bytes == 2
-            ? hip->memset_d16_async(data, (unsigned short)bits, count, stream)
-            : hip->memset_d32_async(data, word, count, stream);
+        element_bytes == 8 ? fill_eight(hip, data, bits, count, stream)
+        : element_bytes == 4
+            ? hip->memset_d32_async(data, word, count, stream)
+            : hip->memset_d16_async(data, (unsigned short)bits, count, stream);
     return code == hipSuccess ? FA_OK
                               : failed(driver, "out", "hipMemsetAsync", code,
                                        FA_EDEVICE, error);
@@ -268,8 +287,6 @@ static fa_status sim_load(const fa_driver *driver, const char *path,
 static fa_status sim_launch(const fa_driver *driver, const fa_launch *launch,
                             fa_counts *counts, fa_error *error)
 {
-    static const int32_t element_bytes[] = {
-        [FA_F16] = 2, [FA_BF16] = 2, [FA_F32] = 4, [FA_F64] = 8};
     hipsim_tensor tensors[SIM_MAX_TENSORS];
     hipsim_stats stats = {0};
     if (launch->tensor_count > SIM_MAX_TENSORS) {
@@ -280,7 +297,8 @@ static fa_status sim_launch(const fa_driver *driver, const fa_launch *launch,
         const fa_tensor *from = launch->tensors[i].tensor;
         hipsim_tensor *to = &tensors[i];
         *to = (hipsim_tensor){.data = from->data,
-                              .element_bytes = element_bytes[from->dtype],
+                              .element_bytes =
+                                  (int32_t)fa_dtype_bytes(from->dtype),
                               .ndim = 4,
                               .access = launch->tensors[i].access};
         for (int d = 0; d < 4; d++) {
@@ -300,18 +318,16 @@ static fa_status sim_launch(const fa_driver *driver, const fa_launch *launch,
                                        code, FA_EDEVICE, error);
 }
 
-static fa_status sim_fill(const fa_driver *driver, void *data, uint32_t bits,
+static fa_status sim_fill(const fa_driver *driver, void *data, uint64_t bits,
                           size_t element_bytes, size_t count, void *stream,
                           fa_error *error)
 {
     (void)driver;
     (void)stream;
     (void)error;
-    const uint16_t half = (uint16_t)bits;
+    /* The low bytes come first, on every host that runs this. */
     for (size_t i = 0; i < count; i++) {
-        char *to = (char *)data + i * element_bytes;
-        memcpy(to, element_bytes == 2 ? (const void *)&half : &bits,
-               element_bytes);
+        memcpy((char *)data + i * element_bytes, &bits, element_bytes);
     }
     return FA_OK;
 }

@@ -1,16 +1,14 @@
-/* launch.c: from a plan to a kernel that runs.
+/* launch.c: from a plan to kernels that run.
  *
  * A fa_runtime owns the drivers and code objects of one configuration and
  * opens them when a launch first needs them.  Checking the problem is left
- * to plan.c, which must have made the plan.
+ * to check.c, choosing to plan.c, the arguments to args.c.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #define _POSIX_C_SOURCE 200809L
 #include "host/code.h"
-#include "host/driver.h"
+#include "host/plan.h"
 
-#include <assert.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -89,118 +87,68 @@ static fa_status get_driver(fa_runtime *runtime, fa_backend backend,
     return FA_OK;
 }
 
-/* -- what the kernel is told ----------------------------------------------- */
+/* -- without kernels -------------------------------------------------------- */
 
-/* The stride of a dimension of size 1 can be anything, also out of range. */
-static void copy_strides(int64_t to[3], const fa_tensor *from)
+/* A fill knows no strides, so what it fills must be whole. */
+static fa_status fill_tensor(const fa_driver *driver, const fa_target *target,
+                             const char *name, const fa_tensor *t,
+                             fa_error *error)
 {
-    for (int d = 0; d < 3; d++) {
-        to[d] = from->size[d] == 1 ? 0 : from->stride[d];
-    }
-}
-
-static int32_t diagonal(const fa_problem *p)
-{
-    const int32_t seqlen_q = (int32_t)p->q.size[2];
-    const int32_t seqlen_k = (int32_t)p->k.size[2];
-    switch (p->causal) {
-    case FA_CAUSAL_TOP_LEFT:
-        return 0;
-    case FA_CAUSAL_BOTTOM_RIGHT:
-        return seqlen_k - seqlen_q;
-    default:
-        return seqlen_k;
-    }
-}
-
-static void fill_args(const fa_problem *p, fa_args *args)
-{
-    const double log2_e = 1.4426950408889634;
-    *args = (fa_args){
-        .q = p->q.data,
-        .k = p->k.data,
-        .v = p->v.data,
-        .out = p->out.data,
-        .lse = p->lse,
-        .seqlen_q = (int32_t)p->q.size[2],
-        .seqlen_k = (int32_t)p->k.size[2],
-        .head_dim = (int32_t)p->q.size[3],
-        .heads = (int32_t)p->q.size[1],
-        .group = (int32_t)(p->q.size[1] / p->k.size[1]),
-        .diagonal = diagonal(p),
-        .scale_log2 = (float)(fabs(p->scale) * log2_e),
-        .q_flip = p->scale < 0.0 ? UINT32_C(0x80008000) : 0,
-    };
-    copy_strides(args->q_stride, &p->q);
-    copy_strides(args->k_stride, &p->k);
-    copy_strides(args->v_stride, &p->v);
-    copy_strides(args->out_stride, &p->out);
-}
-
-static fa_tensor lse_tensor(const fa_problem *p)
-{
-    const int64_t *q = p->q.size;
-    return (fa_tensor){.data = p->lse,
-                       .dtype = FA_F32,
-                       .size = {q[0], q[1], q[2], 1},
-                       .stride = {q[1] * q[2], q[2], 1, 1}};
-}
-
-static fa_status launch(const fa_driver *driver, void *function,
-                        const fa_plan *plan, const fa_target *target,
-                        const fa_problem *p, fa_counts *counts, fa_error *error)
-{
-    fa_args args;
-    assert(plan->variant != NULL);
-    assert(p->q.size[3] <= plan->variant->dim);
-    assert(p->out.data != NULL && p->lse != NULL);
-    fill_args(p, &args);
-    const fa_tensor lse = lse_tensor(p);
-    const fa_access tensors[] = {{&p->q, FA_READ},
-                                 {&p->k, FA_READ},
-                                 {&p->v, FA_READ},
-                                 {&p->out, FA_WRITE},
-                                 {&lse, FA_WRITE}};
-    const fa_launch request = {
-        .function = function,
-        .symbol = plan->variant->symbol,
-        .grid = {plan->grid[0], plan->grid[1], plan->grid[2]},
-        .threads = plan->variant->threads,
-        .lds_bytes = plan->variant->lds_bytes,
-        .stream = target->stream,
-        .args = &args,
-        .tensors = tensors,
-        .tensor_count = sizeof tensors / sizeof tensors[0],
-    };
-    return driver->launch(driver, &request, counts, error);
-}
-
-/* Without keys a row sees nothing: out 0, lse -inf.  No kernel for that. */
-static fa_status fill_without_keys(const fa_driver *driver,
-                                   const fa_target *target, const fa_problem *p,
-                                   fa_error *error)
-{
-    const uint32_t minus_infinity = 0xff800000;
-    const size_t rows = (size_t)(p->q.size[0] * p->q.size[1] * p->q.size[2]);
     fa_tensor dense;
-    fa_tensor_like(&p->out, &dense);
+    if (fa_tensor_is_empty(t)) {
+        return FA_OK;
+    }
+    fa_tensor_like(t, t->size[3], &dense);
     for (int d = 0; d < 4; d++) {
-        if (p->out.size[d] != 1 && p->out.stride[d] != dense.stride[d]) {
+        if (t->size[d] != 1 && t->stride[d] != dense.stride[d]) {
             return fa_fail(error, FA_EUNSUPPORTED,
-                           "out: expected a dense tensor where k has no "
+                           "%s: expected a dense tensor where k has no "
                            "rows, got stride %lld in dimension %d",
-                           (long long)p->out.stride[d], d);
+                           name, (long long)t->stride[d], d);
         }
     }
-    fa_status status =
-        driver->fill(driver, p->out.data, 0, 2, rows * (size_t)p->q.size[3],
-                     target->stream, error);
-    if (status == FA_OK) {
-        status = driver->fill(driver, p->lse, minus_infinity, 4, rows,
-                              target->stream, error);
+    const int64_t count = t->size[0] * t->size[1] * t->size[2] * t->size[3];
+    return driver->fill(driver, t->data, 0, fa_dtype_bytes(t->dtype),
+                        (size_t)count, target->stream, error);
+}
+
+/* Without keys a row sees nothing: out 0, lse -inf. */
+static fa_status fill_forward(const fa_driver *driver, const fa_target *target,
+                              const fa_problem *p, fa_error *error)
+{
+    const bool is_double = p->q.dtype == FA_F64;
+    const uint64_t minus_infinity =
+        is_double ? UINT64_C(0xfff0000000000000) : 0xff800000;
+    const int64_t rows = p->q.size[0] * p->q.size[1] * p->q.size[2];
+    fa_tensor out_lo = p->out;
+    out_lo.data = p->out_lo;
+    fa_status status = fill_tensor(driver, target, "out", &p->out, error);
+    if (status == FA_OK && out_lo.data != NULL) {
+        status = fill_tensor(driver, target, "out_lo", &out_lo, error);
+    }
+    return status == FA_OK
+               ? driver->fill(driver, p->lse, minus_infinity, is_double ? 8 : 4,
+                              (size_t)rows, target->stream, error)
+               : status;
+}
+
+static fa_status fill_backward(const fa_driver *driver, const fa_target *target,
+                               const fa_gradients *g, fa_error *error)
+{
+    fa_status status = FA_OK;
+    if ((g->wanted & FA_WANT_DQ) != 0) {
+        status = fill_tensor(driver, target, "dq", &g->dq, error);
+    }
+    if (status == FA_OK && (g->wanted & FA_WANT_DK) != 0) {
+        status = fill_tensor(driver, target, "dk", &g->dk, error);
+    }
+    if (status == FA_OK && (g->wanted & FA_WANT_DV) != 0) {
+        status = fill_tensor(driver, target, "dv", &g->dv, error);
     }
     return status;
 }
+
+/* -- with kernels ---------------------------------------------------------- */
 
 /* The driver of `target` and its device made current; undo the latter with
  * driver->leave(). */
@@ -233,53 +181,131 @@ static fa_status find_kernel(fa_runtime *runtime, fa_driver *driver,
 }
 
 fa_status fa_runtime_load(fa_runtime *runtime, const fa_target *target,
-                          fa_error *error)
+                          uint32_t dtypes, fa_error *error)
 {
     fa_driver *driver = NULL;
     fa_scope scope;
-    void *function = NULL;
+    uint32_t seen = 0; /* the arithmetics whose code objects are loaded */
     fa_status status = enter(runtime, target, &driver, &scope, error);
     if (status != FA_OK) {
         return status;
     }
-    status =
-        find_kernel(runtime, driver, target, &fa_variants[0], &function, error);
+    for (size_t i = 0; i < FA_VARIANT_COUNT && status == FA_OK; i++) {
+        const fa_variant *row = &fa_variants[i];
+        void *function = NULL;
+        if ((row->reads & dtypes) != 0 && (seen >> row->arith & 1) == 0) {
+            seen |= 1U << row->arith;
+            status =
+                find_kernel(runtime, driver, target, row, &function, error);
+        }
+    }
+    driver->leave(driver, &scope);
+    return status;
+}
+
+/* Looks every kernel up before the first is launched: a plan that cannot be
+ * run to its end is not begun. */
+static fa_status run_steps(fa_runtime *runtime, fa_driver *driver,
+                           const fa_target *target, const fa_problem *p,
+                           const fa_gradients *g, const fa_plan *plan,
+                           void *workspace, fa_counts *counts, fa_error *error)
+{
+    void *functions[FA_MAX_STEPS] = {NULL};
+    fa_status status = FA_OK;
+    for (int i = 0; i < plan->count && status == FA_OK; i++) {
+        status = find_kernel(runtime, driver, target, plan->step[i].variant,
+                             &functions[i], error);
+    }
+    for (int i = 0; i < plan->count && status == FA_OK; i++) {
+        const fa_step *step = &plan->step[i];
+        fa_counts of_step = {0};
+        fa_call call;
+        fa_call_fill(p, g, plan, step, workspace, &call);
+        const fa_launch request = {
+            .function = functions[i],
+            .symbol = step->variant->symbol,
+            .grid = {step->grid[0], step->grid[1], step->grid[2]},
+            .threads = step->variant->threads,
+            .lds_bytes = step->variant->lds_bytes,
+            .stream = target->stream,
+            .args = &call.args,
+            .tensors = call.access,
+            .tensor_count = call.access_count,
+        };
+        status = driver->launch(driver, &request, &of_step, error);
+        counts->wave_instructions += of_step.wave_instructions;
+        counts->workgroups += of_step.workgroups;
+    }
+    return status;
+}
+
+/* What is written must exist by now, and lse. */
+static fa_status check_memory(const fa_problem *p, const fa_gradients *g,
+                              const fa_plan *plan, const void *workspace,
+                              fa_error *error)
+{
+    const size_t bytes = plan->workspace.bytes;
+    const char *missing = NULL;
+    if (g == NULL) {
+        missing = p->out.data == NULL ? "out" : p->lse == NULL ? "lse" : NULL;
+    } else if (plan->work == FA_WORK_STEPS) {
+        missing = (g->wanted & FA_WANT_DQ) != 0 && g->dq.data == NULL   ? "dq"
+                  : (g->wanted & FA_WANT_DK) != 0 && g->dk.data == NULL ? "dk"
+                  : (g->wanted & FA_WANT_DV) != 0 && g->dv.data == NULL ? "dv"
+                  : p->lse == NULL                                      ? "lse"
+                                                                        : NULL;
+    }
+    if (missing != NULL) {
+        return fa_fail(error, FA_EINVAL, "%s: expected its address, got none",
+                       missing);
+    }
+    return bytes == 0 || (workspace != NULL && (uintptr_t)workspace % 16 == 0)
+               ? FA_OK
+               : fa_fail(error, FA_EINVAL,
+                         "workspace: expected %zu bytes, aligned to 16, got "
+                         "them at %p",
+                         bytes, workspace);
+}
+
+static fa_status run(fa_runtime *runtime, const fa_target *target,
+                     const fa_problem *p, const fa_gradients *g,
+                     const fa_plan *plan, void *workspace, fa_counts *counts,
+                     fa_error *error)
+{
+    fa_driver *driver = NULL;
+    fa_scope scope;
+    *counts = (fa_counts){0};
+    if (plan->work == FA_WORK_NONE) {
+        return FA_OK;
+    }
+    fa_status status = check_memory(p, g, plan, workspace, error);
+    if (status == FA_OK) {
+        status = enter(runtime, target, &driver, &scope, error);
+    }
+    if (status != FA_OK) {
+        return status;
+    }
+    status = plan->work == FA_WORK_STEPS
+                 ? run_steps(runtime, driver, target, p, g, plan, workspace,
+                             counts, error)
+             : g == NULL ? fill_forward(driver, target, p, error)
+                         : fill_backward(driver, target, g, error);
     driver->leave(driver, &scope);
     return status;
 }
 
 fa_status fa_forward(fa_runtime *runtime, const fa_target *target,
                      const fa_problem *problem, const fa_plan *plan,
-                     fa_counts *counts, fa_error *error)
+                     void *workspace, fa_counts *counts, fa_error *error)
 {
-    fa_driver *driver = NULL;
-    fa_scope scope;
-    void *function = NULL;
-    *counts = (fa_counts){0};
-    if (plan->cause == FA_CAUSE_NO_OUTPUT) {
-        return FA_OK;
-    }
-    /* The plan may be older than the output's memory. */
-    if (plan->cause == FA_CAUSE_WIDE &&
-        (uintptr_t)problem->out.data % 16 != 0) {
-        return fa_fail(error, FA_EINVAL,
-                       "out: expected a base aligned to 16 bytes, got %p",
-                       problem->out.data);
-    }
-    fa_status status = enter(runtime, target, &driver, &scope, error);
-    if (status != FA_OK) {
-        return status;
-    }
-    if (plan->cause == FA_CAUSE_NO_KEYS) {
-        status = fill_without_keys(driver, target, problem, error);
-    } else {
-        status = find_kernel(runtime, driver, target, plan->variant, &function,
-                             error);
-        if (status == FA_OK) {
-            status =
-                launch(driver, function, plan, target, problem, counts, error);
-        }
-    }
-    driver->leave(driver, &scope);
-    return status;
+    return run(runtime, target, problem, NULL, plan, workspace, counts, error);
+}
+
+fa_status fa_backward(fa_runtime *runtime, const fa_target *target,
+                      const fa_problem *problem, const fa_gradients *gradients,
+                      const fa_plan *plan, void *workspace, fa_counts *counts,
+                      fa_error *error)
+{
+    return run(runtime, target, problem, gradients, plan, workspace, counts,
+               error);
 }

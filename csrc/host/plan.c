@@ -1,37 +1,33 @@
-/* plan.c: is this problem ours, and which kernel runs it?
+/* plan.c: which kernels run a problem, in which order, with which workspace.
  *
- * All checks of a call are made here, before anything is launched or
- * written, and they look at numbers only: no tensor is read, no device asked.
- * The choice is the first row of variants.def that fits.  Whether data lies
- * where its device can reach it is left to whoever made the pointers.
+ * A kernel is the first row of variants.def that fits.  What is legal was
+ * decided by check.c before.
  *
- * B batch, H query heads, Hk key heads, Sq and Sk lengths, D head dim.
+ *   forward   float16, float32, float64   FORWARD
+ *             bfloat16                    PREPARE q k v; FORWARD in fp16; the
+ *                                         same in fp32 for what did not fit
+ *   backward  float16                     PREPARE v dout; KV; Q
+ *             float32, float64            PREPARE dout; KV; Q
+ *             bfloat16                    PREPARE q k v dout; KV and Q in fp16;
+ *                                         the same in fp32 for what did not fit
+ *
+ * where strict bfloat16 goes as float32 does, KV is left out if neither dk
+ * nor dv is wanted, and Q if dq is not.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
-#include "fa.h"
+#include "host/plan.h"
 
 #include <assert.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 const fa_variant fa_variants[FA_VARIANT_COUNT] = {
-#define FA_VARIANT(symbol, pass, dtype, dim, level, load, rows, keys, threads, \
-                   lds_bytes)                                                  \
-    {#symbol, pass, dtype, dim, level, load, rows, keys, threads, lds_bytes},
+#define FA_VARIANT(symbol, pass, arith, reads, dim, level, rows, steps, \
+                   threads, lds_bytes)                                  \
+    {#symbol, pass, arith, reads, dim, level, rows, steps, threads, lds_bytes},
 #include "kernels/variants.def"
 #undef FA_VARIANT
 };
-
-enum {
-    MAX_GRID = 65535,     /* workgroups in y (heads) and z (batch) */
-    MAX_LENGTH = 1 << 30, /* lengths and their sums fit 32 bits */
-    WIDE_ELEMENTS = 8,    /* fp16 in one 16-byte load */
-    WIDE_BYTES = 16,
-    WIDE_ROW_LIMIT = 1 << 24 /* 32-bit byte offsets inside a tile */
-};
-
-static const char *const axes[4] = {"batch", "head", "row", "head dim"};
 
 const char *fa_dtype_name(fa_dtype dtype)
 {
@@ -41,9 +37,15 @@ const char *fa_dtype_name(fa_dtype dtype)
     return names[dtype];
 }
 
+size_t fa_dtype_bytes(fa_dtype dtype)
+{
+    return dtype == FA_F64 ? 8 : dtype == FA_F32 ? 4 : 2;
+}
+
 const char *fa_pass_name(fa_pass pass)
 {
-    static const char *const names[] = {"forward"};
+    static const char *const names[] = {"forward", "prepare", "backward_kv",
+                                        "backward_q"};
     assert((size_t)pass < sizeof names / sizeof names[0]);
     return names[pass];
 }
@@ -55,420 +57,268 @@ const char *fa_level_name(fa_level level)
     return names[level];
 }
 
-const char *fa_load_name(fa_load load)
+/* -- the choice ------------------------------------------------------------ */
+
+/* The types of arithmetic that may serve a problem, as a set like `reads`. */
+enum { ANY_ARITH = FA_READS_F16 | FA_READS_F32 | FA_READS_F64 };
+
+/* The first row that fits, or NULL. */
+static const fa_variant *choose(const fa_problem *p, fa_pass pass,
+                                uint32_t ariths)
 {
-    static const char *const names[] = {"wide", "narrow"};
-    assert((size_t)load < sizeof names / sizeof names[0]);
-    return names[load];
-}
-
-/* -- the output's layout --------------------------------------------------- */
-
-static bool is_empty(const fa_tensor *t)
-{
-    return t->size[0] == 0 || t->size[1] == 0 || t->size[2] == 0 ||
-           t->size[3] == 0;
-}
-
-/* PyTorch's order of dimensions: the longer stride lies outside, for equal
- * strides the larger size; a stride of 0 decides nothing.  Returns 1 if `a`
- * lies outside `b`, -1 for the reverse, 0 if it is not decided. */
-static int compare_dims(const fa_tensor *t, int a, int b)
-{
-    if (t->stride[a] == 0 || t->stride[b] == 0) {
-        return 0;
-    }
-    if (t->stride[a] != t->stride[b]) {
-        return t->stride[a] > t->stride[b] ? 1 : -1;
-    }
-    return t->size[a] > t->size[b] ? 1 : 0;
-}
-
-/* Sizes of tensors that do not exist may overflow; fa_plan_make refuses them
- * later, but the product must be defined until then. */
-static int64_t multiply(int64_t a, int64_t b)
-{
-    return (int64_t)((uint64_t)a * (uint64_t)b);
-}
-
-/* Dense and without overlap, in any order of dimensions.  Dimensions of
- * size 1 do not count. */
-static bool is_dense(const fa_tensor *t)
-{
-    int64_t expected = 1;
-    bool placed[4] = {false};
-    for (int step = 0; step < 4; step++) {
-        int next = -1;
-        for (int d = 0; d < 4; d++) {
-            if (!placed[d] && t->size[d] != 1 && t->stride[d] == expected) {
-                next = d;
-            }
-        }
-        if (next < 0) {
-            break;
-        }
-        placed[next] = true;
-        expected = multiply(expected, t->size[next]);
-    }
-    for (int d = 0; d < 4; d++) {
-        if (!placed[d] && t->size[d] != 1) {
-            return false;
-        }
-    }
-    return true;
-}
-
-void fa_tensor_like(const fa_tensor *q, fa_tensor *out)
-{
-    *out = *q;
-    out->data = NULL;
-    if (!is_empty(q) && is_dense(q)) {
-        return;
-    }
-    /* Insertion sort, innermost first.  A comparison that decides nothing
-     * is skipped over, as in PyTorch, so the result is PyTorch's too. */
-    int order[4] = {3, 2, 1, 0};
-    for (int i = 2; i < 4; i++) {
-        int moving = i;
-        for (int at = i - 1; at >= 1; at--) {
-            const int decided = compare_dims(q, order[at], order[moving]);
-            if (decided < 0) {
-                break;
-            }
-            if (decided > 0) {
-                int swap = order[at];
-                order[at] = order[moving];
-                order[moving] = swap;
-                moving = at;
-            }
-        }
-    }
-    int64_t stride = 1;
-    for (int i = 0; i < 4; i++) {
-        out->stride[order[i]] = stride;
-        if (q->size[order[i]] > 1) {
-            stride = multiply(stride, q->size[order[i]]);
-        }
-    }
-}
-
-/* -- checks ---------------------------------------------------------------- */
-
-static fa_status check_size(const char *name, const fa_tensor *t, int dim,
-                            int64_t expected, const char *whose,
-                            fa_error *error)
-{
-    return t->size[dim] == expected
-               ? FA_OK
-               : fa_fail(error, FA_EINVAL,
-                         "%s: expected size %lld in dimension %d (%s, as in "
-                         "%s), got %lld",
-                         name, (long long)expected, dim, axes[dim], whose,
-                         (long long)t->size[dim]);
-}
-
-/* The widest bucket that the rows have for these. */
-static int64_t largest_dim(fa_pass pass, fa_dtype dtype)
-{
-    int64_t largest = 0;
+    const int64_t dim =
+        p->q.size[3] > p->v.size[3] ? p->q.size[3] : p->v.size[3];
     for (size_t i = 0; i < FA_VARIANT_COUNT; i++) {
         const fa_variant *row = &fa_variants[i];
-        if (row->pass == pass && row->dtype == dtype && row->dim > largest) {
-            largest = row->dim;
+        if (row->pass == pass && row->dim >= dim && row->level == FA_PLAIN &&
+            (row->reads >> p->q.dtype & 1) != 0 &&
+            (ariths >> row->arith & 1) != 0) {
+            return row;
         }
     }
-    return largest;
+    return NULL;
 }
 
-/* What holds for each tensor alone. */
-static fa_status check_tensor(const char *name, const fa_tensor *t,
-                              fa_error *error)
+/* Adds the launch of a row from `ariths`.  The grid, in workgroups:
+ * FA_FORWARD and FA_BACKWARD_Q  tiles of queries, H, B
+ * FA_BACKWARD_KV                tiles of keys, Hk, B
+ * FA_PREPARE                    blocks of the longer side for each of the
+ *                               FA_PREPARED tensors, H, B */
+static fa_status add_step(const fa_problem *p, fa_plan *plan, fa_pass pass,
+                          uint32_t ariths, fa_step step, fa_error *error)
 {
-    const int64_t limit[4] = {MAX_GRID, MAX_GRID, MAX_LENGTH,
-                              largest_dim(FA_FORWARD, t->dtype)};
-    for (int d = 0; d < 4; d++) {
-        if (t->size[d] < 0 || t->size[d] > limit[d]) {
-            return fa_fail(error, t->size[d] < 0 ? FA_EINVAL : FA_EUNSUPPORTED,
-                           "%s: expected a size of 0..%lld in dimension %d "
-                           "(%s), got %lld",
-                           name, (long long)limit[d], d, axes[d],
-                           (long long)t->size[d]);
-        }
-    }
-    if (is_empty(t)) {
-        return FA_OK; /* its strides mean nothing */
-    }
-    if (t->size[3] != 1 && t->stride[3] != 1) {
+    const int64_t queries = p->q.size[2];
+    const int64_t keys = p->k.size[2];
+    const int64_t longer = queries > keys ? queries : keys;
+    const int64_t heads = pass == FA_BACKWARD_KV ? p->k.size[1] : p->q.size[1];
+    const fa_variant *row = choose(p, pass, ariths);
+    if (row == NULL) {
         return fa_fail(error, FA_EUNSUPPORTED,
-                       "%s: expected a contiguous last dimension, got "
-                       "stride %lld",
-                       name, (long long)t->stride[3]);
+                       "q: expected a problem that a kernel serves, got none "
+                       "for %s %s, head dims %lld and %lld",
+                       fa_pass_name(pass), fa_dtype_name(p->q.dtype),
+                       (long long)p->q.size[3], (long long)p->v.size[3]);
     }
-    /* The last element's byte offset must fit int64.  Small strides cannot
-     * get there (2^30 rows * 2^28 * 8 bytes, three times), and skip the
-     * slow divisions. */
-    int64_t room = INT64_MAX / 8;
-    for (int d = 0; d < 3; d++) {
-        int64_t steps = t->size[d] - 1;
-        if (steps == 0) {
-            continue;
-        }
-        if (t->stride[d] < 0) {
-            return fa_fail(error, FA_EINVAL,
-                           "%s: expected strides of at least 0, got %lld in "
-                           "dimension %d",
-                           name, (long long)t->stride[d], d);
-        }
-        if (t->stride[d] >= (INT64_C(1) << 28) && t->stride[d] > room / steps) {
-            return fa_fail(error, FA_EINVAL,
-                           "%s: expected byte offsets below 2^63, got stride "
-                           "%lld for %lld elements in dimension %d",
-                           name, (long long)t->stride[d], (long long)t->size[d],
-                           d);
-        }
-        room -= steps * t->stride[d];
+    const int64_t length = pass == FA_PREPARE       ? longer
+                           : pass == FA_BACKWARD_KV ? keys
+                                                    : queries;
+    int64_t groups = (length + row->rows - 1) / row->rows;
+    if (pass == FA_PREPARE) {
+        assert(row->rows == FA_BLOCK_ROWS);
+        groups *= FA_PREPARED;
     }
+    /* HIP counts a grid in work items, in 32 bits. */
+    if (groups * row->threads > UINT32_MAX) {
+        return fa_fail(error, FA_EUNSUPPORTED,
+                       "%s: expected at most %lld rows for %s, got %lld",
+                       length == queries ? "q" : "k",
+                       (long long)UINT32_MAX / row->threads * row->rows /
+                           (pass == FA_PREPARE ? FA_PREPARED : 1),
+                       row->symbol, (long long)length);
+    }
+    step.variant = row;
+    step.grid[0] = (uint32_t)groups;
+    step.grid[1] = (uint32_t)heads;
+    step.grid[2] = (uint32_t)p->q.size[0];
+    assert(plan->count < FA_MAX_STEPS);
+    plan->step[plan->count++] = step;
     return FA_OK;
 }
 
-static fa_status check_dtypes(const fa_problem *p, fa_error *error)
+/* -- the workspace --------------------------------------------------------- */
+
+/* Room for `count` elements at the end; returns where. */
+static size_t reserve(fa_workspace *w, int64_t count, size_t bytes)
 {
-    const struct {
-        const char *name;
-        const fa_tensor *tensor;
-    } others[] = {{"k", &p->k}, {"v", &p->v}, {"out", &p->out}};
-    if (p->q.dtype != FA_F16) {
-        return fa_fail(error, FA_EUNSUPPORTED,
-                       "q: not supported yet, expected dtype float16, got %s",
-                       fa_dtype_name(p->q.dtype));
-    }
-    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
-        if (others[i].tensor->dtype != p->q.dtype) {
-            return fa_fail(error, FA_EINVAL,
-                           "%s: expected dtype %s (as q), got %s",
-                           others[i].name, fa_dtype_name(p->q.dtype),
-                           fa_dtype_name(others[i].tensor->dtype));
-        }
-    }
-    return FA_OK;
+    const size_t at = w->bytes;
+    w->bytes += ((size_t)count * bytes + 15) / 16 * 16;
+    return at;
 }
 
-/* Two elements of out must never share memory: taken from the innermost
- * dimension outwards, each stride reaches past all that lies inside. */
-static fa_status check_out(const fa_problem *p, fa_error *error)
+/* Places delta if wanted, and for the tensors of these FA_SET_* the arrays.
+ * The sums cannot overflow: check.c leaves fewer than 2^59 rows in all. */
+static fa_status lay_out(const fa_problem *p, bool delta, uint32_t scales,
+                         uint32_t blocks, fa_workspace *w, fa_error *error)
 {
-    const fa_tensor *out = &p->out;
-    fa_status status = check_tensor("out", out, error);
+    const fa_tensor *const rows_of[FA_PREPARED] = {&p->q, &p->k, &p->v, &p->q};
+    const size_t sum_bytes = p->q.dtype == FA_F64 ? 8 : 4;
+    w->bytes = 0;
+    w->delta = FA_NOWHERE;
+    if (delta) {
+        const int64_t rows = p->q.size[0] * p->q.size[1] * p->q.size[2];
+        w->delta = reserve(w, rows, sum_bytes);
+    }
+    for (int i = 0; i < FA_PREPARED; i++) {
+        const int64_t *size = rows_of[i]->size;
+        const int64_t heads = size[0] * size[1];
+        const int64_t count = (size[2] + FA_BLOCK_ROWS - 1) / FA_BLOCK_ROWS;
+        w->scale_of[i] = FA_NOWHERE;
+        w->block_of[i] = FA_NOWHERE;
+        if ((scales >> i & 1) != 0) {
+            w->scale_of[i] = reserve(w, heads * size[2], sizeof(float));
+        }
+        if ((blocks >> i & 1) != 0) {
+            w->block_of[i] = reserve(w, heads * count, sizeof(fa_block));
+        }
+    }
+    /* An allocator takes int64. */
+    return w->bytes < (size_t)1 << 62
+               ? FA_OK
+               : fa_fail(error, FA_EUNSUPPORTED,
+                         "q: expected a workspace below 2^62 bytes, got %zu",
+                         w->bytes);
+}
+
+/* -- the plans ------------------------------------------------------------- */
+
+static void note_narrow(const fa_problem *p, const fa_gradients *g,
+                        fa_plan *plan)
+{
+    const fa_tensor *list[FA_TENSORS];
+    fa_list_tensors(p, g, list);
+    for (int i = 0; i < FA_TENSORS; i++) {
+        if (list[i] != NULL) {
+            plan->tensors |= 1U << i;
+            plan->narrow[i] = fa_why_narrow(p, list[i], i);
+        }
+    }
+}
+
+/* Whether bfloat16 goes through fp16: there are rows for all that is asked. */
+static bool is_fast(const fa_problem *p, bool kv, bool q, bool forward)
+{
+    return p->q.dtype == FA_BF16 && !p->strict_bf16 &&
+           (!forward || choose(p, FA_FORWARD, FA_READS_F16) != NULL) &&
+           (!kv || choose(p, FA_BACKWARD_KV, FA_READS_F16) != NULL) &&
+           (!q || choose(p, FA_BACKWARD_Q, FA_READS_F16) != NULL);
+}
+
+/* The arithmetic of a type's own kernels. */
+static uint32_t own_arith(fa_dtype dtype)
+{
+    return dtype == FA_BF16 ? FA_READS_F32 : 1U << dtype;
+}
+
+fa_status fa_plan_forward(const fa_problem *p, fa_plan *plan, fa_error *error)
+{
+    const uint32_t prepared = FA_SET_Q | FA_SET_K | FA_SET_V;
+    fa_plan made = {0};
+    fa_status status = fa_check_forward(p, error);
+    *plan = (fa_plan){0};
     if (status != FA_OK) {
         return status;
     }
-    for (int d = 0; d < 4; d++) {
-        status = check_size("out", out, d, p->q.size[d], "q", error);
-        if (status != FA_OK) {
-            return status;
-        }
-    }
-    for (int d = 0; d < 3 && !is_empty(out); d++) {
-        int64_t inside = out->size[3];
-        for (int e = 0; e < 3; e++) {
-            if (e != d && out->size[e] != 1 &&
-                (out->stride[e] < out->stride[d] ||
-                 (out->stride[e] == out->stride[d] && e > d))) {
-                inside += (out->size[e] - 1) * out->stride[e];
-            }
-        }
-        if (out->size[d] != 1 && out->stride[d] < inside) {
-            return fa_fail(error, FA_EINVAL,
-                           "out: expected elements that do not overlap, got "
-                           "stride %lld in dimension %d, which spans %lld",
-                           (long long)out->stride[d], d, (long long)inside);
-        }
-    }
-    return FA_OK;
-}
-
-static fa_status check_shapes(const fa_problem *p, fa_error *error)
-{
-    fa_status status = FA_OK;
-    if ((status = check_tensor("q", &p->q, error)) != FA_OK ||
-        (status = check_tensor("k", &p->k, error)) != FA_OK ||
-        (status = check_tensor("v", &p->v, error)) != FA_OK ||
-        (status = check_size("k", &p->k, 0, p->q.size[0], "q", error)) !=
-            FA_OK ||
-        (status = check_size("k", &p->k, 3, p->q.size[3], "q", error)) !=
-            FA_OK) {
-        return status;
-    }
-    for (int d = 0; d < 4; d++) {
-        const char *whose = d == 0 || d == 3 ? "q" : "k";
-        const fa_tensor *like = d == 0 || d == 3 ? &p->q : &p->k;
-        status = check_size("v", &p->v, d, like->size[d], whose, error);
-        if (status != FA_OK) {
-            return status;
-        }
-    }
-    if (p->q.size[3] == 0) {
-        return fa_fail(error, FA_EUNSUPPORTED,
-                       "q: expected a head dim of 1..%lld, got 0",
-                       (long long)largest_dim(FA_FORWARD, p->q.dtype));
-    }
-    const int64_t heads = p->q.size[1];
-    const int64_t key_heads = p->k.size[1];
-    if (key_heads == 0 ? heads != 0 : heads % key_heads != 0) {
-        return fa_fail(error, FA_EINVAL,
-                       "k: expected a number of heads that divides the %lld "
-                       "of q, got %lld",
-                       (long long)heads, (long long)key_heads);
-    }
-    /* Exact enough in floating point, and cannot overflow.  q may be an
-     * expanded view, so its own existence proves nothing for out. */
-    const double rows =
-        (double)p->q.size[0] * (double)heads * (double)p->q.size[2];
-    if (rows * (double)p->q.size[3] >= 0x1p59) {
-        return fa_fail(error, FA_EINVAL,
-                       "q: expected fewer than 2^59 elements in out, got %g",
-                       rows * (double)p->q.size[3]);
-    }
-    return FA_OK;
-}
-
-static fa_status check_scalars(const fa_problem *p, fa_error *error)
-{
-    /* The kernel holds scale * log2(e) in single precision. */
-    if (!(fabs(p->scale) < 0x1p127)) {
-        return fa_fail(error, FA_EINVAL,
-                       "scale: expected a finite number below 2^127, got %g",
-                       p->scale);
-    }
-    if (p->causal < FA_CAUSAL_NONE || p->causal > FA_CAUSAL_BOTTOM_RIGHT) {
-        return fa_fail(error, FA_EINVAL,
-                       "causal: expected 0 (none), 1 (top-left) or 2 "
-                       "(bottom-right), got %d",
-                       p->causal);
-    }
-    return FA_OK;
-}
-
-/* -- the choice ------------------------------------------------------------ */
-
-/* Can every load and store of `t` be 16 bytes?  If not, says why. */
-static bool is_wide(const char *name, const fa_tensor *t, fa_plan *plan)
-{
-    plan->tensor = name;
-    if ((uintptr_t)t->data % WIDE_BYTES != 0) {
-        plan->cause = FA_CAUSE_BASE;
-        return false;
-    }
-    for (int d = 0; d < 3; d++) {
-        if (t->size[d] == 1) {
-            continue;
-        }
-        plan->axis = axes[d];
-        plan->value = t->stride[d];
-        if (t->stride[d] % WIDE_ELEMENTS != 0) {
-            plan->cause = FA_CAUSE_STRIDE;
-            return false;
-        }
-        if (d == 2 && t->stride[d] >= WIDE_ROW_LIMIT) {
-            plan->cause = FA_CAUSE_ROW;
-            return false;
-        }
-    }
-    return true;
-}
-
-static fa_load choose_load(const fa_problem *p, fa_plan *plan)
-{
-    plan->value = p->q.size[3];
-    if (p->q.size[3] % WIDE_ELEMENTS != 0) {
-        plan->cause = FA_CAUSE_DIM;
-        return FA_LOAD_NARROW;
-    }
-    if (!is_wide("q", &p->q, plan) || !is_wide("k", &p->k, plan) ||
-        !is_wide("v", &p->v, plan) || !is_wide("out", &p->out, plan)) {
-        return FA_LOAD_NARROW;
-    }
-    plan->cause = FA_CAUSE_WIDE;
-    return FA_LOAD_WIDE;
-}
-
-fa_status fa_plan_make(const fa_problem *p, fa_plan *plan, fa_error *error)
-{
-    fa_status status = FA_OK;
-    *plan = (fa_plan){0};
-    if ((status = check_dtypes(p, error)) != FA_OK ||
-        (status = check_shapes(p, error)) != FA_OK ||
-        (status = check_out(p, error)) != FA_OK ||
-        (status = check_scalars(p, error)) != FA_OK) {
-        return status;
-    }
-    if (is_empty(&p->q)) {
-        plan->cause = FA_CAUSE_NO_OUTPUT;
+    if (fa_tensor_is_empty(&p->q) || p->k.size[2] == 0) {
+        plan->work = fa_tensor_is_empty(&p->q) ? FA_WORK_NONE : FA_WORK_NO_KEYS;
         return FA_OK;
     }
-    if (p->k.size[2] == 0) {
-        plan->cause = FA_CAUSE_NO_KEYS;
-        return FA_OK;
+    const bool fast = is_fast(p, false, false, true);
+    const fa_step usual = {0};
+    const fa_step prepare = {.prepare = prepared};
+    const fa_step unfit = {.only_unfit = 1};
+    status = lay_out(p, false, fast ? prepared : 0, fast ? prepared : 0,
+                     &made.workspace, error);
+    if (fast && status == FA_OK) {
+        status = add_step(p, &made, FA_PREPARE, ANY_ARITH, prepare, error);
     }
-    const fa_load load = choose_load(p, plan);
-    for (size_t i = 0; i < FA_VARIANT_COUNT; i++) {
-        const fa_variant *row = &fa_variants[i];
-        if (row->pass == FA_FORWARD && row->dtype == p->q.dtype &&
-            row->dim >= p->q.size[3] && row->level == FA_PLAIN &&
-            row->load == load) {
-            plan->variant = row;
-            plan->grid[0] =
-                (uint32_t)((p->q.size[2] + row->rows - 1) / row->rows);
-            plan->grid[1] = (uint32_t)p->q.size[1];
-            plan->grid[2] = (uint32_t)p->q.size[0];
-            return FA_OK;
-        }
+    if (fast && status == FA_OK) {
+        status = add_step(p, &made, FA_FORWARD, FA_READS_F16, usual, error);
     }
-    *plan = (fa_plan){0};
-    return fa_fail(error, FA_EUNSUPPORTED,
-                   "q: expected a problem that a kernel serves, got none for "
-                   "%s, head dim %lld, %s loads",
-                   fa_dtype_name(p->q.dtype), (long long)p->q.size[3],
-                   fa_load_name(load));
+    if (status == FA_OK) {
+        status = add_step(p, &made, FA_FORWARD, own_arith(p->q.dtype),
+                          fast ? unfit : usual, error);
+    }
+    if (status == FA_OK) {
+        note_narrow(p, NULL, &made);
+        *plan = made;
+    }
+    return status;
 }
 
-void fa_plan_why(const fa_plan *plan, char text[FA_WHY_CHARS])
+/* KV and Q, as far as they are wanted. */
+static fa_status add_passes(const fa_problem *p, const fa_gradients *g,
+                            fa_plan *plan, uint32_t ariths, fa_step step,
+                            fa_error *error)
 {
-    const char *load =
-        plan->variant == NULL ? "" : fa_load_name(plan->variant->load);
-    const char *tensor = plan->tensor == NULL ? "" : plan->tensor;
-    const char *axis = plan->axis == NULL ? "" : plan->axis;
-    const long long value = plan->value;
-    switch (plan->cause) {
-    case FA_CAUSE_WIDE:
-        snprintf(text, FA_WHY_CHARS, "%s: every load is 16 bytes", load);
-        break;
-    case FA_CAUSE_DIM:
-        snprintf(text, FA_WHY_CHARS,
-                 "%s: head dim %lld is not a multiple of "
-                 "8",
-                 load, value);
-        break;
-    case FA_CAUSE_BASE:
-        snprintf(text, FA_WHY_CHARS, "%s: %s base is not 16-byte aligned", load,
-                 tensor);
-        break;
-    case FA_CAUSE_STRIDE:
-        snprintf(text, FA_WHY_CHARS,
-                 "%s: %s %s stride %lld is not a multiple of 8", load, tensor,
-                 axis, value);
-        break;
-    case FA_CAUSE_ROW:
-        snprintf(text, FA_WHY_CHARS, "%s: %s %s stride %lld is not below 2^24",
-                 load, tensor, axis, value);
-        break;
-    case FA_CAUSE_NO_OUTPUT:
-        snprintf(text, FA_WHY_CHARS, "empty: out has no elements");
-        break;
-    case FA_CAUSE_NO_KEYS:
-        snprintf(text, FA_WHY_CHARS,
-                 "empty: no keys, so out is 0 and lse "
-                 "-inf");
-        break;
+    fa_status status = FA_OK;
+    if ((g->wanted & (FA_WANT_DK | FA_WANT_DV)) != 0) {
+        status = add_step(p, plan, FA_BACKWARD_KV, ariths, step, error);
+    }
+    if (status == FA_OK && (g->wanted & FA_WANT_DQ) != 0) {
+        status = add_step(p, plan, FA_BACKWARD_Q, ariths, step, error);
+    }
+    return status;
+}
+
+/* What there is to do if a sum is empty, or FA_WORK_STEPS. */
+static fa_work backward_work(const fa_problem *p, const fa_gradients *g)
+{
+    const bool dq = (g->wanted & FA_WANT_DQ) && !fa_tensor_is_empty(&p->q);
+    const bool dkv =
+        (g->wanted & (FA_WANT_DK | FA_WANT_DV)) && !fa_tensor_is_empty(&p->k);
+    return !dq && !dkv ? FA_WORK_NONE
+           : fa_tensor_is_empty(&p->q) || fa_tensor_is_empty(&p->k)
+               ? FA_WORK_NO_KEYS
+               : FA_WORK_STEPS;
+}
+
+fa_status fa_plan_backward(const fa_problem *p, const fa_gradients *g,
+                           fa_plan *plan, fa_error *error)
+{
+    fa_plan made = {.backward = true};
+    fa_status status = fa_check_backward(p, g, error);
+    *plan = (fa_plan){0};
+    if (status != FA_OK) {
+        return status;
+    }
+    made.work = backward_work(p, g);
+    if (made.work != FA_WORK_STEPS) {
+        *plan = made;
+        return FA_OK;
+    }
+    const bool fast = is_fast(p, (g->wanted & (FA_WANT_DK | FA_WANT_DV)) != 0,
+                              (g->wanted & FA_WANT_DQ) != 0, false);
+    const uint32_t all = FA_SET_Q | FA_SET_K | FA_SET_V | FA_SET_DOUT;
+    const uint32_t prepared = fast                   ? all
+                              : p->q.dtype == FA_F16 ? FA_SET_V | FA_SET_DOUT
+                                                     : FA_SET_DOUT;
+    const fa_step usual = {0};
+    const fa_step prepare = {.prepare = prepared};
+    const fa_step unfit = {.only_unfit = 1};
+    status = lay_out(p, true, fast ? all : 0,
+                     fast || p->q.dtype == FA_F16 ? prepared : 0,
+                     &made.workspace, error);
+    if (status == FA_OK) {
+        status = add_step(p, &made, FA_PREPARE, ANY_ARITH, prepare, error);
+    }
+    if (fast && status == FA_OK) {
+        status = add_passes(p, g, &made, FA_READS_F16, usual, error);
+    }
+    if (status == FA_OK) {
+        status = add_passes(p, g, &made, own_arith(p->q.dtype),
+                            fast ? unfit : usual, error);
+    }
+    if (status == FA_OK) {
+        note_narrow(p, g, &made);
+        *plan = made;
+    }
+    return status;
+}
+
+bool fa_step_is_main(const fa_step *step)
+{
+    return step->variant->pass != FA_PREPARE && step->only_unfit == 0;
+}
+
+void fa_plan_symbols(const fa_plan *plan, char text[FA_SYMBOLS_CHARS])
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < plan->count; i++) {
+        if (fa_step_is_main(&plan->step[i]) && used < FA_SYMBOLS_CHARS) {
+            used += (size_t)snprintf(text + used, FA_SYMBOLS_CHARS - used,
+                                     "%s%s", used == 0 ? "" : "+",
+                                     plan->step[i].variant->symbol);
+        }
     }
 }

@@ -1,373 +1,334 @@
-/* ops.c: flash_attn_rocm::fwd as torch's dispatcher calls it.
+/* ops.c: flash_attn_rocm::fwd and ::bwd as torch's dispatcher calls them.
  *
- * The dispatcher hands over a stack of 64-bit words and no GIL.  The kernel
+ * The dispatcher hands over a stack of 64-bit words and no GIL.  A kernel
  * takes the tensors, checks, allocates the outputs, launches, and leaves the
  * outputs on the stack; all tensors it was given are released on every path,
  * and only then, with nothing left to lose, an error is thrown through
  * aoti_torch_check.  (This file needs -fexceptions for that.)
  *
- * Shapes and values are checked by fa_plan_make; here it is dtypes, devices
- * and the arguments that nothing serves yet.
+ * How words become tensors is left to torch_args.c.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "python/ops.h"
-#include "python/state.h"
-#include "python/torch_abi.h"
+#include "python/torch_args.h"
 
-#include <limits.h>
 #include <stdio.h>
-#include <string.h>
 
-static const char schema[] =
-    "fwd(Tensor q, Tensor k, Tensor v, Tensor bias, Tensor mask, "
-    "Tensor alibi, Tensor sink, Tensor seed, Tensor blocks, float scale, "
-    "float softcap, float dropout_p, int causal, int window_left, "
-    "int window_right, bool needs_grad) -> "
-    "(Tensor out, Tensor lse, Tensor out_lo)";
+static const char fwd_schema[] =
+    "fwd(Tensor q, Tensor k, Tensor v, " FA_OPTIONS_SCHEMA
+    ", bool needs_grad) -> (Tensor out, Tensor lse, Tensor out_lo)";
 
-/* The arguments' places on the stack. */
-enum {
-    ARG_Q,
-    ARG_K,
-    ARG_V,
-    ARG_BIAS,
-    ARG_MASK,
-    ARG_ALIBI,
-    ARG_SINK,
-    ARG_SEED,
-    ARG_BLOCKS,
-    TENSOR_ARGS,
-    ARG_SCALE = TENSOR_ARGS,
-    ARG_SOFTCAP,
-    ARG_DROPOUT_P,
-    ARG_CAUSAL,
-    ARG_WINDOW_LEFT,
-    ARG_WINDOW_RIGHT,
-    ARG_NEEDS_GRAD
-};
-enum { RESULT_OUT, RESULT_LSE, RESULT_OUT_LO, RESULTS };
+static const char bwd_schema[] =
+    "bwd(Tensor dout, Tensor dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
+    "Tensor lse, Tensor out_lo, " FA_OPTIONS_SCHEMA
+    ", int wanted, bool grads_fp32) -> (Tensor dq, Tensor dk, Tensor dv)";
 
-static const char *const tensor_names[TENSOR_ARGS] = {
-    "q", "k", "v", "bias", "mask", "alibi", "sink", "seed", "blocks"};
-
-/* Process-global like the dispatcher's own tables: kernels get no pointer of
- * ours.  Written once, under the GIL, before the first kernel can run. */
-static fa_torch_abi torch;
 static bool registered_ops;
-static int32_t dtype_codes[4]; /* torch's number of each fa_dtype */
-static int32_t cpu_code;
-static int32_t cuda_code;
 
-typedef struct device {
-    int32_t type;
-    int32_t index;
-} device;
-
-/* -- reading the arguments ------------------------------------------------- */
-
-static double as_double(uint64_t word)
+static fa_dtype sums_dtype(fa_dtype dtype)
 {
-    double value = 0.0;
-    memcpy(&value, &word, sizeof value);
-    return value;
+    return dtype == FA_F64 ? FA_F64 : FA_F32;
 }
 
-static int64_t as_int(uint64_t word)
+static bool is_short(fa_dtype dtype)
 {
-    int64_t value = 0;
-    memcpy(&value, &word, sizeof value);
-    return value;
+    return dtype == FA_F16 || dtype == FA_BF16;
 }
 
-static fa_torch_tensor as_tensor(uint64_t word)
-{
-    return (fa_torch_tensor)(uintptr_t)word;
-}
+/* -- the forward ----------------------------------------------------------- */
 
-static void device_name(const device *d, char text[32])
-{
-    if (d->type == cpu_code) {
-        snprintf(text, 32, "cpu");
-    } else if (d->type == cuda_code) {
-        snprintf(text, 32, "cuda:%d", (int)d->index);
-    } else {
-        snprintf(text, 32, "device type %d", (int)d->type);
-    }
-}
+/* The arguments' places on the stack, and the results'. */
+enum {
+    FWD_Q,
+    FWD_OPTIONS = 3,
+    FWD_TENSORS = FWD_OPTIONS + FA_OPTION_BLOCKS + 1,
+    FWD_NEEDS_GRAD = FWD_OPTIONS + FA_OPTIONS
+};
+enum { FWD_OUT, FWD_LSE, FWD_OUT_LO, FWD_RESULTS };
 
-static fa_status parse_dtype(const char *name, int32_t code, fa_dtype *dtype,
-                             fa_error *error)
-{
-    for (int i = 0; i < 4; i++) {
-        if (dtype_codes[i] == code) {
-            *dtype = (fa_dtype)i;
-            return FA_OK;
-        }
-    }
-    return fa_fail(error, FA_EUNSUPPORTED,
-                   "%s: expected dtype float16, got torch's dtype number %d",
-                   name, (int)code);
-}
-
-static fa_status parse_tensor(const char *name, fa_torch_tensor from,
-                              fa_tensor *to, device *on, fa_error *error)
-{
-    int64_t dim = 0;
-    int64_t *sizes = NULL;
-    int64_t *strides = NULL;
-    int32_t dtype = 0;
-    /* The data pointer first: it fails for None, which the dispatcher lets
-     * through as an undefined tensor. */
-    if (torch.get_data(from, &to->data) || torch.get_dim(from, &dim) ||
-        torch.get_sizes(from, &sizes) || torch.get_strides(from, &strides) ||
-        torch.get_dtype(from, &dtype) ||
-        torch.get_device_type(from, &on->type) ||
-        torch.get_device_index(from, &on->index)) {
-        return fa_fail(error, FA_EINVAL,
-                       "%s: expected a strided tensor, got something else "
-                       "(%.300s)",
-                       name, fa_torch_abi_reason(&torch));
-    }
-    if (dim != 4) {
-        return fa_fail(error, FA_EINVAL,
-                       "%s: expected 4 dimensions (batch, heads, seqlen, "
-                       "head dim), got %lld",
-                       name, (long long)dim);
-    }
-    memcpy(to->size, sizes, sizeof to->size);
-    memcpy(to->stride, strides, sizeof to->stride);
-    return parse_dtype(name, dtype, &to->dtype, error);
-}
-
-static fa_status parse_qkv(const uint64_t *stack, fa_problem *problem,
-                           device *on, fa_error *error)
-{
-    fa_tensor *const tensors[] = {&problem->q, &problem->k, &problem->v};
-    for (int i = 0; i < 3; i++) {
-        device other;
-        fa_status status =
-            parse_tensor(tensor_names[i], as_tensor(stack[i]), tensors[i],
-                         i == 0 ? on : &other, error);
-        if (status != FA_OK) {
-            return status;
-        }
-        if (i > 0 && (other.type != on->type || other.index != on->index)) {
-            char expected[32];
-            char got[32];
-            device_name(on, expected);
-            device_name(&other, got);
-            return fa_fail(error, FA_EINVAL,
-                           "%s: expected device %s (as q), got %s",
-                           tensor_names[i], expected, got);
-        }
-    }
-    return FA_OK;
-}
-
-/* The schema is complete from the start, the kernels are not. */
-static fa_status refuse_unsupported(const uint64_t *stack, fa_error *error)
-{
-    static const struct {
-        int at;
-        const char *name;
-        double expected;
-    } floats[] = {{ARG_SOFTCAP, "softcap", 0.0},
-                  {ARG_DROPOUT_P, "dropout_p", 0.0}};
-    static const struct {
-        int at;
-        const char *name;
-    } windows[] = {{ARG_WINDOW_LEFT, "window_left"},
-                   {ARG_WINDOW_RIGHT, "window_right"}};
-    for (int i = ARG_BIAS; i <= ARG_BLOCKS; i++) {
-        int64_t numel = 0;
-        if (torch.get_numel(as_tensor(stack[i]), &numel) || numel != 0) {
-            return fa_fail(error, FA_EUNSUPPORTED,
-                           "%s: not supported yet, expected a tensor "
-                           "without elements, got %lld elements",
-                           tensor_names[i], (long long)numel);
-        }
-    }
-    for (int i = 0; i < 2; i++) {
-        const double value = as_double(stack[floats[i].at]);
-        if (!(value >= 0.0 && value <= 0.0)) {
-            char number[32];
-            snprintf(number, sizeof number, "%.15g", value);
-            /* As Python writes a float, so that the text can be searched. */
-            const bool whole = strpbrk(number, ".en") == NULL;
-            return fa_fail(error, FA_EUNSUPPORTED,
-                           "%s: not supported yet, expected 0.0, got %s%s",
-                           floats[i].name, number, whole ? ".0" : "");
-        }
-    }
-    for (int i = 0; i < 2; i++) {
-        const int64_t value = as_int(stack[windows[i].at]);
-        if (value != -1) {
-            return fa_fail(error, FA_EUNSUPPORTED,
-                           "%s: not supported yet, expected -1 (open), got "
-                           "%lld",
-                           windows[i].name, (long long)value);
-        }
-    }
-    if ((stack[ARG_NEEDS_GRAD] & 0xff) != 0) {
-        return fa_fail(error, FA_EUNSUPPORTED,
-                       "needs_grad: the backward is not available yet, "
-                       "expected False, got True");
-    }
-    return FA_OK;
-}
-
-static void parse_scalars(const uint64_t *stack, fa_problem *problem)
-{
-    const int64_t causal = as_int(stack[ARG_CAUSAL]);
-    problem->scale = as_double(stack[ARG_SCALE]);
-    /* Clamped, not cut: beyond int it must not turn into something legal. */
-    problem->causal = causal < INT_MIN   ? INT_MIN
-                      : causal > INT_MAX ? INT_MAX
-                                         : (int)causal;
-}
-
-/* -- outputs --------------------------------------------------------------- */
-
-static fa_status allocate(const char *name, const device *on, int64_t dim,
-                          const int64_t *sizes, const int64_t *strides,
-                          fa_dtype dtype, fa_torch_tensor *tensor,
-                          fa_error *error)
-{
-    if (torch.empty_strided(dim, sizes, strides, dtype_codes[dtype], on->type,
-                            on->index, tensor)) {
-        *tensor = NULL;
-        return fa_fail(error, FA_ENOMEM,
-                       "%s: expected memory for it, got none (%.600s)", name,
-                       fa_torch_abi_reason(&torch));
-    }
-    return FA_OK;
-}
-
-static fa_status allocate_results(fa_problem *problem, const device *on,
-                                  fa_torch_tensor results[RESULTS],
+static fa_status allocate_outputs(fa_problem *p, bool needs_grad,
+                                  const fa_torch_device *on,
+                                  fa_torch_tensor results[FWD_RESULTS],
                                   fa_error *error)
 {
-    static const int64_t none = 0;
-    static const int64_t one = 1;
-    const int64_t *q = problem->q.size;
-    const int64_t heads = q[1] > 1 ? q[1] : 1; /* as torch's contiguous */
-    const int64_t rows = q[2] > 1 ? q[2] : 1;
-    const int64_t lse_stride[3] = {heads * rows, rows, 1};
-    void *lse = NULL;
+    fa_tensor out_lo = p->out;
     fa_status status =
-        allocate("out", on, 4, problem->out.size, problem->out.stride,
-                 problem->out.dtype, &results[RESULT_OUT], error);
+        fa_torch_new_like("out", on, &p->out, &results[FWD_OUT], error);
     if (status == FA_OK) {
-        status = allocate("lse", on, 3, q, lse_stride, FA_F32,
-                          &results[RESULT_LSE], error);
+        status = fa_torch_new_rows("lse", on, p->q.size, sums_dtype(p->q.dtype),
+                                   &results[FWD_LSE], &p->lse, error);
     }
-    if (status == FA_OK) {
-        status = allocate("out_lo", on, 1, &none, &one, FA_F16,
-                          &results[RESULT_OUT_LO], error);
+    if (status == FA_OK && needs_grad && is_short(p->q.dtype)) {
+        status = fa_torch_new_like("out_lo", on, &out_lo, &results[FWD_OUT_LO],
+                                   error);
+        p->out_lo = out_lo.data;
+    } else if (status == FA_OK) {
+        status = fa_torch_new_absent("out_lo", on, p->q.dtype,
+                                     &results[FWD_OUT_LO], error);
     }
-    if (status == FA_OK &&
-        (torch.get_data(results[RESULT_OUT], &problem->out.data) ||
-         torch.get_data(results[RESULT_LSE], &lse))) {
-        status = fa_fail(error, FA_EDEVICE,
-                         "out: expected its address, got none (%.600s)",
-                         fa_torch_abi_reason(&torch));
-    }
-    problem->lse = lse;
     return status;
 }
 
-/* -- the kernel ------------------------------------------------------------ */
-
-/* Where the call goes.  `arch` is room for the simulated architecture. */
-static fa_status choose_target(const device *on, fa_runtime **runtime,
-                               fa_target *target,
-                               char arch[FA_STATE_ARCH_CHARS], fa_error *error)
-{
-    const bool is_cuda = on->type == cuda_code;
-    *target = (fa_target){.device = is_cuda ? on->index : 0};
-    fa_status status =
-        fa_state_backend(is_cuda, runtime, &target->backend, error);
-    if (status != FA_OK) {
-        return status;
-    }
-    switch (target->backend) {
-    case FA_SIM:
-        target->arch = arch;
-        return fa_state_ask_arch(arch, error);
-    case FA_HIP:
-    case FA_STANDIN:
-        /* The device is made current by the driver around the launch. */
-        if (torch.current_cuda_stream == NULL ||
-            torch.current_cuda_stream(on->index, &target->stream)) {
-            return fa_fail(error, FA_EDEVICE,
-                           "q: expected a current stream on device %d, got "
-                           "none from torch (%.300s)",
-                           (int)on->index, fa_torch_abi_reason(&torch));
-        }
-        return FA_OK;
-    default:
-        return FA_OK;
-    }
-}
-
 static fa_status forward(const uint64_t *stack,
-                         fa_torch_tensor results[RESULTS], fa_error *error)
+                         fa_torch_tensor results[FWD_RESULTS],
+                         fa_torch_tensor *scratch, fa_error *error)
 {
-    fa_problem problem;
+    fa_problem p = {.out_lo = NULL};
     fa_plan plan;
     fa_target target;
     fa_counts counts;
     fa_runtime *runtime = NULL;
-    device on;
+    fa_torch_device on;
     char arch[FA_STATE_ARCH_CHARS];
+    void *workspace = NULL;
     fa_status status = FA_OK;
 
-    parse_scalars(stack, &problem);
-    if ((status = refuse_unsupported(stack, error)) != FA_OK ||
-        (status = parse_qkv(stack, &problem, &on, error)) != FA_OK) {
+    if ((status = fa_torch_parse_options(stack + FWD_OPTIONS, &p, error)) !=
+            FA_OK ||
+        (status = fa_torch_parse_qkv(stack + FWD_Q, &p, &on, error)) != FA_OK) {
         return status;
     }
-    fa_tensor_like(&problem.q, &problem.out);
-    if ((status = fa_plan_make(&problem, &plan, error)) != FA_OK ||
-        (status = choose_target(&on, &runtime, &target, arch, error)) !=
-            FA_OK ||
-        (status = allocate_results(&problem, &on, results, error)) != FA_OK ||
-        (status = fa_forward(runtime, &target, &problem, &plan, &counts,
+    fa_tensor_like(&p.q, p.v.size[3], &p.out);
+    if ((status = fa_plan_forward(&p, &plan, error)) != FA_OK ||
+        (status = fa_torch_choose_target(&on, &runtime, &target, arch,
+                                         error)) != FA_OK ||
+        (status = allocate_outputs(&p, fa_torch_as_bool(stack[FWD_NEEDS_GRAD]),
+                                   &on, results, error)) != FA_OK ||
+        (status = fa_torch_new_workspace(&on, plan.workspace.bytes, scratch,
+                                         &workspace, error)) != FA_OK ||
+        (status = fa_forward(runtime, &target, &p, &plan, workspace, &counts,
                              error)) != FA_OK) {
         return status;
     }
-    fa_state_record(target.backend, on.type == cuda_code ? on.index : -1, &plan,
-                    &counts);
+    fa_torch_record(&on, &target, &plan, &counts);
     return FA_OK;
-}
-
-static void release(fa_torch_tensor tensor)
-{
-    if (tensor != NULL) {
-        (void)torch.delete_tensor(tensor);
-    }
 }
 
 static void fwd_kernel(uint64_t *stack, uint64_t inputs, uint64_t outputs)
 {
-    fa_torch_tensor results[RESULTS] = {NULL};
+    fa_torch_tensor results[FWD_RESULTS] = {NULL};
+    fa_torch_tensor scratch = NULL;
     fa_error error;
     (void)inputs;
     (void)outputs;
-    fa_status status = forward(stack, results, &error);
-    for (int i = 0; i < TENSOR_ARGS; i++) {
-        release(as_tensor(stack[i]));
-    }
+    fa_status status = forward(stack, results, &scratch, &error);
+    fa_torch_release(scratch);
+    fa_torch_return(stack, FWD_TENSORS, results, FWD_RESULTS, status, &error);
+}
+
+/* -- the backward ---------------------------------------------------------- */
+
+enum {
+    BWD_DOUT,
+    BWD_DLSE,
+    BWD_Q,
+    BWD_OUT = BWD_Q + 3,
+    BWD_LSE,
+    BWD_OUT_LO,
+    BWD_OPTIONS,
+    BWD_TENSORS = BWD_OPTIONS + FA_OPTION_BLOCKS + 1,
+    BWD_WANTED = BWD_OPTIONS + FA_OPTIONS,
+    BWD_GRADS_FP32
+};
+enum { BWD_DQ, BWD_DK, BWD_DV, BWD_RESULTS };
+
+/* lse is no fa_tensor of the problem, so what it must be is checked here. */
+static fa_status parse_lse(fa_torch_tensor from, fa_problem *p,
+                           const fa_torch_device *on, fa_error *error)
+{
+    static const char *const axes[] = {"batch", "head", "row"};
+    const fa_dtype dtype = sums_dtype(p->q.dtype);
+    fa_torch_device other;
+    fa_tensor lse;
+    int64_t expected = 1;
+    fa_status status = fa_torch_parse_rows("lse", from, &lse, &other, error);
     if (status == FA_OK) {
-        for (int i = 0; i < RESULTS; i++) {
-            stack[i] = (uint64_t)(uintptr_t)results[i];
+        status = fa_torch_check_device("lse", on, &other, error);
+    }
+    if (status != FA_OK) {
+        return status;
+    }
+    if (lse.dtype != dtype) {
+        return fa_fail(error, FA_EINVAL, "lse: expected dtype %s, got %s",
+                       fa_dtype_name(dtype), fa_dtype_name(lse.dtype));
+    }
+    for (int d = 0; d < 3; d++) {
+        if (lse.size[d] != p->q.size[d]) {
+            return fa_fail(error, FA_EINVAL,
+                           "lse: expected size %lld in dimension %d (%s, as "
+                           "in q), got %lld",
+                           (long long)p->q.size[d], d, axes[d],
+                           (long long)lse.size[d]);
         }
-        return;
     }
-    for (int i = 0; i < RESULTS; i++) {
-        release(results[i]);
+    const bool is_empty =
+        lse.size[0] == 0 || lse.size[1] == 0 || lse.size[2] == 0;
+    for (int d = 2; d >= 0 && !is_empty; d--) {
+        if (lse.size[d] != 1 && lse.stride[d] != expected) {
+            return fa_fail(error, FA_EINVAL,
+                           "lse: expected a contiguous tensor, got stride "
+                           "%lld in dimension %d",
+                           (long long)lse.stride[d], d);
+        }
+        expected *= lse.size[d];
     }
-    torch.check(false, __func__, "ops.c", __LINE__, error.text);
+    p->lse = lse.data;
+    return FA_OK;
+}
+
+/* What rounding took from out, laid out like it; without elements none. */
+static fa_status parse_out_lo(fa_torch_tensor from, fa_problem *p,
+                              const fa_torch_device *on, fa_error *error)
+{
+    fa_torch_device other;
+    fa_tensor out_lo;
+    bool absent = false;
+    fa_status status = fa_torch_is_absent("out_lo", from, &absent, error);
+    p->out_lo = NULL;
+    if (status != FA_OK || absent) {
+        return status;
+    }
+    if ((status = fa_torch_parse_tensor("out_lo", from, &out_lo, &other,
+                                        error)) != FA_OK ||
+        (status = fa_torch_check_device("out_lo", on, &other, error)) !=
+            FA_OK) {
+        return status;
+    }
+    if (out_lo.dtype != p->out.dtype) {
+        return fa_fail(
+            error, FA_EINVAL, "out_lo: expected dtype %s (as out), got %s",
+            fa_dtype_name(p->out.dtype), fa_dtype_name(out_lo.dtype));
+    }
+    for (int d = 0; d < 4; d++) {
+        if (out_lo.size[d] != p->out.size[d]) {
+            return fa_fail(error, FA_EINVAL,
+                           "out_lo: expected the sizes of out, got %lld in "
+                           "dimension %d",
+                           (long long)out_lo.size[d], d);
+        }
+        if (out_lo.size[d] != 1 && out_lo.stride[d] != p->out.stride[d]) {
+            return fa_fail(error, FA_EINVAL,
+                           "out_lo: expected the strides of out, got %lld in "
+                           "dimension %d",
+                           (long long)out_lo.stride[d], d);
+        }
+    }
+    p->out_lo = out_lo.data;
+    return FA_OK;
+}
+
+static fa_status parse_dlse(fa_torch_tensor from, fa_gradients *g,
+                            const fa_torch_device *on, fa_error *error)
+{
+    fa_torch_device other;
+    bool absent = false;
+    fa_status status = fa_torch_is_absent("dlse", from, &absent, error);
+    g->dlse.data = NULL;
+    if (status != FA_OK || absent) {
+        return status;
+    }
+    status = fa_torch_parse_rows("dlse", from, &g->dlse, &other, error);
+    return status == FA_OK ? fa_torch_check_device("dlse", on, &other, error)
+                           : status;
+}
+
+static fa_status parse_backward(const uint64_t *stack, fa_problem *p,
+                                fa_gradients *g, fa_torch_device *on,
+                                fa_error *error)
+{
+    const fa_torch_tensor dout = fa_torch_as_tensor(stack[BWD_DOUT]);
+    const fa_torch_tensor out = fa_torch_as_tensor(stack[BWD_OUT]);
+    const int64_t wanted = fa_torch_as_int(stack[BWD_WANTED]);
+    const bool grads_fp32 = fa_torch_as_bool(stack[BWD_GRADS_FP32]);
+    fa_torch_device other;
+    fa_status status = FA_OK;
+
+    if ((status = fa_torch_parse_options(stack + BWD_OPTIONS, p, error)) !=
+            FA_OK ||
+        (status = fa_torch_parse_qkv(stack + BWD_Q, p, on, error)) != FA_OK ||
+        (status = fa_torch_parse_tensor("out", out, &p->out, &other, error)) !=
+            FA_OK ||
+        (status = fa_torch_check_device("out", on, &other, error)) != FA_OK ||
+        (status = fa_torch_parse_tensor("dout", dout, &g->dout, &other,
+                                        error)) != FA_OK ||
+        (status = fa_torch_check_device("dout", on, &other, error)) != FA_OK ||
+        (status = parse_lse(fa_torch_as_tensor(stack[BWD_LSE]), p, on,
+                            error)) != FA_OK ||
+        (status = parse_out_lo(fa_torch_as_tensor(stack[BWD_OUT_LO]), p, on,
+                               error)) != FA_OK ||
+        (status = parse_dlse(fa_torch_as_tensor(stack[BWD_DLSE]), g, on,
+                             error)) != FA_OK) {
+        return status;
+    }
+    /* One that does not fit must not turn into something legal. */
+    g->wanted =
+        wanted < 0 || wanted > UINT32_MAX ? UINT32_MAX : (uint32_t)wanted;
+    fa_tensor_like(&p->q, p->q.size[3], &g->dq);
+    fa_tensor_like(&p->k, p->k.size[3], &g->dk);
+    fa_tensor_like(&p->v, p->v.size[3], &g->dv);
+    if (grads_fp32 && is_short(p->q.dtype)) {
+        g->dq.dtype = g->dk.dtype = g->dv.dtype = FA_F32;
+    }
+    return FA_OK;
+}
+
+static fa_status allocate_gradients(fa_gradients *g, const fa_torch_device *on,
+                                    fa_torch_tensor results[BWD_RESULTS],
+                                    fa_error *error)
+{
+    static const char *const names[BWD_RESULTS] = {"dq", "dk", "dv"};
+    fa_tensor *const tensors[BWD_RESULTS] = {&g->dq, &g->dk, &g->dv};
+    fa_status status = FA_OK;
+    for (int i = 0; i < BWD_RESULTS && status == FA_OK; i++) {
+        status = (g->wanted >> i & 1) != 0
+                     ? fa_torch_new_like(names[i], on, tensors[i], &results[i],
+                                         error)
+                     : fa_torch_new_absent(names[i], on, tensors[i]->dtype,
+                                           &results[i], error);
+    }
+    return status;
+}
+
+static fa_status backward(const uint64_t *stack,
+                          fa_torch_tensor results[BWD_RESULTS],
+                          fa_torch_tensor *scratch, fa_error *error)
+{
+    fa_problem p;
+    fa_gradients g;
+    fa_plan plan;
+    fa_target target;
+    fa_counts counts;
+    fa_runtime *runtime = NULL;
+    fa_torch_device on;
+    char arch[FA_STATE_ARCH_CHARS];
+    void *workspace = NULL;
+    fa_status status = FA_OK;
+
+    if ((status = parse_backward(stack, &p, &g, &on, error)) != FA_OK ||
+        (status = fa_plan_backward(&p, &g, &plan, error)) != FA_OK ||
+        (status = fa_torch_choose_target(&on, &runtime, &target, arch,
+                                         error)) != FA_OK ||
+        (status = allocate_gradients(&g, &on, results, error)) != FA_OK ||
+        (status = fa_torch_new_workspace(&on, plan.workspace.bytes, scratch,
+                                         &workspace, error)) != FA_OK ||
+        (status = fa_backward(runtime, &target, &p, &g, &plan, workspace,
+                              &counts, error)) != FA_OK) {
+        return status;
+    }
+    fa_torch_record(&on, &target, &plan, &counts);
+    return FA_OK;
+}
+
+static void bwd_kernel(uint64_t *stack, uint64_t inputs, uint64_t outputs)
+{
+    fa_torch_tensor results[BWD_RESULTS] = {NULL};
+    fa_torch_tensor scratch = NULL;
+    fa_error error;
+    (void)inputs;
+    (void)outputs;
+    fa_status status = backward(stack, results, &scratch, &error);
+    fa_torch_release(scratch);
+    fa_torch_return(stack, BWD_TENSORS, results, BWD_RESULTS, status, &error);
 }
 
 /* -- registration ---------------------------------------------------------- */
@@ -375,18 +336,19 @@ static void fwd_kernel(uint64_t *stack, uint64_t inputs, uint64_t outputs)
 static fa_status refused(const char *what, fa_error *error)
 {
     return fa_fail(error, FA_ELIBRARY, "%s: torch refused: %.900s", what,
-                   fa_torch_abi_reason(&torch));
+                   fa_torch_abi_reason(&fa_torch));
 }
 
-static int32_t implement(fa_torch_library library)
+static int32_t implement(fa_torch_library library, const char *name,
+                         fa_torch_kernel kernel)
 {
     /* The version that decides how the stack is decoded: since 2.10 it has
      * a number of its own, and ours is that of 2.10. */
     const uint64_t build_version = (UINT64_C(2) << 56) | (UINT64_C(10) << 48);
-    return torch.library_impl_versioned == NULL
-               ? torch.library_impl(library, "fwd", fwd_kernel)
-               : torch.library_impl_versioned(library, "fwd", fwd_kernel,
-                                              build_version);
+    return fa_torch.library_impl_versioned == NULL
+               ? fa_torch.library_impl(library, name, kernel)
+               : fa_torch.library_impl_versioned(library, name, kernel,
+                                                 build_version);
 }
 
 fa_status fa_ops_register(bool *registered, fa_error *error)
@@ -396,32 +358,27 @@ fa_status fa_ops_register(bool *registered, fa_error *error)
     fa_status status = FA_OK;
 
     *registered = registered_ops;
-    if (registered_ops || !fa_torch_abi_open(&torch)) {
+    if (registered_ops || !fa_torch_open()) {
         return FA_OK;
     }
-    dtype_codes[FA_F16] = torch.dtype_float16();
-    dtype_codes[FA_BF16] = torch.dtype_bfloat16();
-    dtype_codes[FA_F32] = torch.dtype_float32();
-    dtype_codes[FA_F64] = torch.dtype_float64();
-    cpu_code = torch.device_type_cpu();
-    cuda_code = torch.device_type_cuda();
-
-    if (torch.library_init_fragment("flash_attn_rocm", "ops.c", __LINE__,
-                                    &libraries[2]) ||
-        torch.library_def(libraries[2], schema)) {
-        status = refused("flash_attn_rocm::fwd", error);
+    if (fa_torch.library_init_fragment("flash_attn_rocm", "ops.c", __LINE__,
+                                       &libraries[2]) ||
+        fa_torch.library_def(libraries[2], fwd_schema) ||
+        fa_torch.library_def(libraries[2], bwd_schema)) {
+        status = refused("flash_attn_rocm::fwd, bwd", error);
         goto fail;
     }
     for (int i = 0; i < 2; i++) {
-        if (torch.library_init_impl("flash_attn_rocm", keys[i], "ops.c",
-                                    __LINE__, &libraries[i]) ||
-            implement(libraries[i])) {
+        if (fa_torch.library_init_impl("flash_attn_rocm", keys[i], "ops.c",
+                                       __LINE__, &libraries[i]) ||
+            implement(libraries[i], "fwd", fwd_kernel) ||
+            implement(libraries[i], "bwd", bwd_kernel)) {
             status = refused(keys[i], error);
             goto fail;
         }
     }
     /* The libraries hold the registrations and live as long as the process,
-     * as does `torch`: torch asserts if a kernel disappears under a call. */
+     * as does fa_torch: torch asserts if a kernel disappears under a call. */
     registered_ops = true;
     *registered = true;
     return FA_OK;
@@ -429,10 +386,10 @@ fa_status fa_ops_register(bool *registered, fa_error *error)
 fail:
     for (int i = 0; i < 3; i++) {
         if (libraries[i] != NULL) {
-            (void)torch.library_delete(libraries[i]);
+            (void)fa_torch.library_delete(libraries[i]);
         }
     }
-    fa_torch_abi_close(&torch);
+    fa_torch_abi_close(&fa_torch);
     return status;
 }
 

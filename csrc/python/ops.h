@@ -6,9 +6,10 @@
 
 #include "fa.h"
 
-/* Defines flash_attn_rocm::fwd and its kernels for CUDA and CPU tensors, once
- * per process.  *registered is false, with nothing changed, where this torch
- * lacks the functions.  On failure torch keeps nothing of ours. */
+/* Defines flash_attn_rocm::fwd and ::bwd and their kernels for CUDA and CPU
+ * tensors, once per process.  *registered is false, with nothing changed,
+ * where this torch lacks the functions.  On failure torch keeps nothing of
+ * ours. */
 fa_status fa_ops_register(bool *registered, fa_error *error);
 
 /* Whether libtorch's stable C functions are there. */

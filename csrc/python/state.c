@@ -27,6 +27,7 @@ typedef struct setup {
     struct setup *next;
     fa_runtime *runtime;
     mode mode;
+    bool strict_bf16;
 } setup;
 
 static setup *setups; /* all of them, under the GIL */
@@ -35,8 +36,9 @@ static PyObject *sim_arch_function; /* under the GIL */
 
 fa_status fa_state_configure(const char *code_dir, const char *sim_library,
                              const char *mode_name, PyObject *sim_arch,
-                             fa_error *error)
+                             const char *bf16, fa_error *error)
 {
+    const bool strict = strcmp(bf16, "strict") == 0;
     fa_runtime *runtime = NULL;
     setup *found = NULL;
     int wanted = 0;
@@ -49,11 +51,16 @@ fa_status fa_state_configure(const char *code_dir, const char *sim_library,
                        "%.80s",
                        mode_name);
     }
+    if (!strict && strcmp(bf16, "auto") != 0) {
+        return fa_fail(error, FA_EINVAL,
+                       "bf16: expected auto or strict, got %.80s", bf16);
+    }
     for (setup *s = setups; s != NULL && found == NULL; s = s->next) {
         if (strcmp(fa_runtime_code_dir(s->runtime), code_dir) == 0 &&
             strcmp(fa_runtime_sim_library(s->runtime), sim_library) == 0) {
-            runtime = s->runtime; /* the mode does not matter to it */
-            found = s->mode == (mode)wanted ? s : NULL;
+            runtime = s->runtime; /* the modes do not matter to it */
+            found =
+                s->mode == (mode)wanted && s->strict_bf16 == strict ? s : NULL;
         }
     }
     if (found == NULL) {
@@ -69,7 +76,7 @@ fa_status fa_state_configure(const char *code_dir, const char *sim_library,
                 return status;
             }
         }
-        *found = (setup){setups, runtime, (mode)wanted};
+        *found = (setup){setups, runtime, (mode)wanted, strict};
         setups = found;
     }
     PyObject *old = sim_arch_function;
@@ -78,6 +85,12 @@ fa_status fa_state_configure(const char *code_dir, const char *sim_library,
     atomic_store(&current, found);
     Py_XDECREF(old);
     return FA_OK;
+}
+
+bool fa_state_strict_bf16(void)
+{
+    const setup *s = atomic_load(&current);
+    return s != NULL && s->strict_bf16;
 }
 
 fa_status fa_state_backend(bool is_cuda, fa_runtime **runtime,
@@ -222,11 +235,13 @@ void fa_state_record(fa_backend backend, int32_t device_index,
                     .device_index = device_index,
                     .plan = *plan,
                     .counts = *counts};
-    if (plan->variant != NULL) {
-        assert(plan->variant >= fa_variants &&
-               plan->variant < fa_variants + FA_VARIANT_COUNT);
-        atomic_fetch_add_explicit(&fused_count[plan->variant - fa_variants], 1,
-                                  memory_order_relaxed);
+    for (int i = 0; i < plan->count; i++) {
+        if (fa_step_is_main(&plan->step[i])) {
+            const ptrdiff_t row = plan->step[i].variant - fa_variants;
+            assert(row >= 0 && row < FA_VARIANT_COUNT);
+            atomic_fetch_add_explicit(&fused_count[row], 1,
+                                      memory_order_relaxed);
+        }
     }
     if (counts->wave_instructions != 0) {
         atomic_fetch_add_explicit(&wave_instructions, counts->wave_instructions,
@@ -289,6 +304,7 @@ PyObject *fa_state_record_fallback(PyObject *reason)
 PyObject *fa_state_last_call(void)
 {
     char why[FA_WHY_CHARS];
+    char symbols[FA_SYMBOLS_CHARS];
     char device[32];
     const record *r = &last;
     if (r->kind == RECORD_NONE) {
@@ -298,14 +314,14 @@ PyObject *fa_state_last_call(void)
         return Py_BuildValue("(ssOsii)", "sdpa", "", r->reason->text, "", 0, 0);
     }
     fa_plan_why(&r->plan, why);
+    fa_plan_symbols(&r->plan, symbols);
     if (r->device_index < 0) {
         snprintf(device, sizeof device, "cpu");
     } else {
         snprintf(device, sizeof device, "cuda:%d", (int)r->device_index);
     }
-    return Py_BuildValue("(ssssKK)", fa_backend_name(r->backend),
-                         r->plan.variant == NULL ? "" : r->plan.variant->symbol,
-                         why, device,
+    return Py_BuildValue("(ssssKK)", fa_backend_name(r->backend), symbols, why,
+                         device,
                          (unsigned long long)r->counts.wave_instructions,
                          (unsigned long long)r->counts.workgroups);
 }

@@ -1,0 +1,231 @@
+/* args.c: what a launch is told, and which memory it touches.
+ *
+ * Each pass gets the fields of fa_args that are its own and nothing else, so
+ * that a kernel that looked elsewhere would find NULL and the simulator, told
+ * the same list, would stop it.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#include "host/plan.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+/* The stride of a dimension of size 1 can be anything, also out of range. */
+static fa_view view_of(const fa_tensor *t)
+{
+    fa_view view = {.data = t->data};
+    for (int d = 0; d < 4; d++) {
+        view.stride[d] = t->size[d] == 1 ? 0 : t->stride[d];
+    }
+    return view;
+}
+
+static int32_t diagonal(const fa_problem *p)
+{
+    const int32_t seqlen_q = (int32_t)p->q.size[2];
+    const int32_t seqlen_k = (int32_t)p->k.size[2];
+    switch (p->causal) {
+    case FA_CAUSAL_TOP_LEFT:
+        return 0;
+    case FA_CAUSAL_BOTTOM_RIGHT:
+        return seqlen_k - seqlen_q;
+    default:
+        return seqlen_k;
+    }
+}
+
+/* -- memory ---------------------------------------------------------------- */
+
+static void add_access(fa_call *call, const fa_tensor *t, uint32_t access)
+{
+    assert(call->access_count < FA_MAX_ACCESSES);
+    call->access[call->access_count++] = (fa_access){t, access};
+}
+
+/* Memory that is no tensor of the caller's; NULL is not touched. */
+static void add_extra(fa_call *call, const fa_tensor *t, uint32_t access)
+{
+    if (t->data != NULL) {
+        assert(call->extra_count < FA_EXTRAS);
+        call->extra[call->extra_count] = *t;
+        add_access(call, &call->extra[call->extra_count++], access);
+    }
+}
+
+/* An array of (batch, heads, rows, width), contiguous. */
+static fa_tensor array(void *data, fa_dtype dtype, const fa_tensor *of,
+                       int64_t rows, int64_t width)
+{
+    return (fa_tensor){
+        .data = data,
+        .dtype = dtype,
+        .size = {of->size[0], of->size[1], rows, width},
+        .stride = {of->size[1] * rows * width, rows * width, width, 1}};
+}
+
+static void *place(void *workspace, size_t at)
+{
+    return at == FA_NOWHERE ? NULL : (char *)workspace + at;
+}
+
+/* lse or delta: a number for each query row. */
+static void add_sums(fa_call *call, const fa_problem *p, void *data,
+                     uint32_t access)
+{
+    const fa_dtype dtype = p->q.dtype == FA_F64 ? FA_F64 : FA_F32;
+    const fa_tensor t = array(data, dtype, &p->q, p->q.size[2], 1);
+    add_extra(call, &t, access);
+}
+
+/* The arrays of the tensors in `set`: those of blocks, and those of scales
+ * where the kernel converts to fp16. */
+static void add_arrays(fa_call *call, const fa_problem *p,
+                       const fa_workspace *w, void *workspace, uint32_t set,
+                       bool scales, uint32_t access)
+{
+    const fa_tensor *const of[FA_PREPARED] = {&p->q, &p->k, &p->v, &p->q};
+    for (int i = 0; i < FA_PREPARED; i++) {
+        if ((set >> i & 1) == 0) {
+            continue;
+        }
+        const int64_t rows = of[i]->size[2];
+        const int64_t blocks = (rows + FA_BLOCK_ROWS - 1) / FA_BLOCK_ROWS;
+        void *const block = place(workspace, w->block_of[i]);
+        void *const scale = scales ? place(workspace, w->scale_of[i]) : NULL;
+        /* A fa_block is two words. */
+        const fa_tensor block_array = array(block, FA_F32, of[i], blocks, 2);
+        const fa_tensor scale_array = array(scale, FA_F32, of[i], rows, 1);
+        call->args.block_of[i] = block;
+        call->args.scale_of[i] = scale;
+        add_extra(call, &block_array, access);
+        add_extra(call, &scale_array, access);
+    }
+}
+
+/* The caller's tensors in the sets, their views and their widths. */
+static void add_tensors(fa_call *call, const fa_problem *p,
+                        const fa_gradients *g, uint32_t reads, uint32_t writes)
+{
+    fa_args *args = &call->args;
+    fa_view *const views[FA_TENSORS] = {&args->q,    &args->k,   &args->v,
+                                        &args->dout, &args->out, &args->dq,
+                                        &args->dk,   &args->dv};
+    const fa_tensor *list[FA_TENSORS];
+    fa_list_tensors(p, g, list);
+    for (int i = 0; i < FA_TENSORS; i++) {
+        if (list[i] == NULL || ((reads | writes) >> i & 1) == 0) {
+            continue;
+        }
+        const uint32_t access = (reads >> i & 1) != 0 ? FA_READ : FA_WRITE;
+        *views[i] = view_of(list[i]);
+        /* Asked anew: the plan may be older than the memory. */
+        if (fa_why_narrow(p, list[i], i).cause == FA_CAUSE_WIDE) {
+            args->wide |= 1U << i;
+        }
+        add_access(call, list[i], access);
+        if (1 << i == FA_SET_OUT) {
+            fa_tensor out_lo = p->out;
+            out_lo.data = args->out_lo = p->out_lo;
+            add_extra(call, &out_lo, access);
+        }
+    }
+}
+
+/* -- passes ---------------------------------------------------------------- */
+
+static void fill_forward(fa_call *call, const fa_problem *p)
+{
+    add_tensors(call, p, NULL, FA_SET_Q | FA_SET_K | FA_SET_V, FA_SET_OUT);
+    call->args.lse = p->lse;
+    add_sums(call, p, p->lse, FA_WRITE);
+}
+
+static void fill_prepare(fa_call *call, const fa_problem *p,
+                         const fa_gradients *g, uint32_t prepare, void *delta)
+{
+    const bool makes_delta = (prepare & FA_SET_DOUT) != 0;
+    const int64_t queries = p->q.size[2];
+    const int64_t keys = p->k.size[2];
+    const int64_t longer = queries > keys ? queries : keys;
+    add_tensors(call, p, g, makes_delta ? prepare | FA_SET_OUT : prepare, 0);
+    call->args.prepare = prepare;
+    call->args.prepare_blocks =
+        (uint32_t)((longer + FA_BLOCK_ROWS - 1) / FA_BLOCK_ROWS);
+    if (makes_delta) {
+        if (g->dlse.data != NULL) {
+            call->args.dlse = view_of(&g->dlse);
+            add_access(call, &g->dlse, FA_READ);
+        }
+        call->args.delta = delta;
+        add_sums(call, p, delta, FA_WRITE);
+    }
+}
+
+static void fill_backward(fa_call *call, const fa_problem *p,
+                          const fa_gradients *g, uint32_t writes, void *delta)
+{
+    add_tensors(call, p, g, FA_SET_Q | FA_SET_K | FA_SET_V | FA_SET_DOUT,
+                writes);
+    call->args.lse = p->lse;
+    call->args.delta = delta;
+    add_sums(call, p, p->lse, FA_READ);
+    add_sums(call, p, delta, FA_READ);
+}
+
+static fa_dtype gradient_dtype(const fa_problem *p, const fa_gradients *g)
+{
+    return g == NULL                       ? p->q.dtype
+           : (g->wanted & FA_WANT_DQ) != 0 ? g->dq.dtype
+           : (g->wanted & FA_WANT_DK) != 0 ? g->dk.dtype
+                                           : g->dv.dtype;
+}
+
+void fa_call_fill(const fa_problem *p, const fa_gradients *g,
+                  const fa_plan *plan, const fa_step *step, void *workspace,
+                  fa_call *call)
+{
+    const double log2_e = 1.4426950408889634;
+    const fa_workspace *w = &plan->workspace;
+    void *const delta = place(workspace, w->delta);
+    uint32_t arrays = FA_SET_Q | FA_SET_K | FA_SET_V;
+    /* The strict kernels that follow a fast one ask what fits, no more. */
+    bool scales = step->only_unfit == 0;
+    uint32_t access = FA_READ;
+    call->extra_count = 0;
+    call->access_count = 0;
+    call->args = (fa_args){
+        .scale = p->scale,
+        .scale_log2 = (float)(fabs(p->scale) * log2_e),
+        .seqlen_q = (int32_t)p->q.size[2],
+        .seqlen_k = (int32_t)p->k.size[2],
+        .head_dim = (int32_t)p->q.size[3],
+        .head_dim_v = (int32_t)p->v.size[3],
+        .heads = (int32_t)p->q.size[1],
+        .group = (int32_t)(p->q.size[1] / p->k.size[1]),
+        .diagonal = diagonal(p),
+        .stored = (int32_t)p->q.dtype,
+        .stored_grad = (int32_t)gradient_dtype(p, g),
+        .only_unfit = step->only_unfit,
+    };
+    switch (step->variant->pass) {
+    case FA_FORWARD:
+        fill_forward(call, p);
+        break;
+    case FA_PREPARE:
+        fill_prepare(call, p, g, step->prepare, delta);
+        arrays = step->prepare;
+        scales = true;
+        access = FA_WRITE;
+        break;
+    case FA_BACKWARD_KV:
+        fill_backward(call, p, g, FA_SET_DK | FA_SET_DV, delta);
+        arrays |= FA_SET_DOUT;
+        break;
+    case FA_BACKWARD_Q:
+        fill_backward(call, p, g, FA_SET_DQ, delta);
+        arrays |= FA_SET_DOUT;
+        break;
+    }
+    add_arrays(call, p, w, workspace, arrays, scales, access);
+}

@@ -1,0 +1,99 @@
+/* layout.c: how outputs lie in memory: as PyTorch would lay them out.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#include "host/plan.h"
+
+const char *const fa_axes[4] = {"batch", "head", "row", "head dim"};
+
+bool fa_tensor_is_empty(const fa_tensor *t)
+{
+    return t->size[0] == 0 || t->size[1] == 0 || t->size[2] == 0 ||
+           t->size[3] == 0;
+}
+
+/* PyTorch's order of dimensions: the longer stride lies outside, for equal
+ * strides the larger size; a stride of 0 decides nothing.  Returns 1 if `a`
+ * lies outside `b`, -1 for the reverse, 0 if it is not decided. */
+static int compare_dims(const int64_t size[4], const int64_t stride[4], int a,
+                        int b)
+{
+    if (stride[a] == 0 || stride[b] == 0) {
+        return 0;
+    }
+    if (stride[a] != stride[b]) {
+        return stride[a] > stride[b] ? 1 : -1;
+    }
+    return size[a] > size[b] ? 1 : 0;
+}
+
+/* Sizes of tensors that do not exist may overflow; a plan refuses them later,
+ * but the product must be defined until then. */
+static int64_t multiply(int64_t a, int64_t b)
+{
+    return (int64_t)((uint64_t)a * (uint64_t)b);
+}
+
+/* Dense and without overlap, in any order of dimensions.  Dimensions of
+ * size 1 do not count. */
+static bool is_dense(const fa_tensor *t)
+{
+    int64_t expected = 1;
+    bool placed[4] = {false};
+    for (int step = 0; step < 4; step++) {
+        int next = -1;
+        for (int d = 0; d < 4; d++) {
+            if (!placed[d] && t->size[d] != 1 && t->stride[d] == expected) {
+                next = d;
+            }
+        }
+        if (next < 0) {
+            break;
+        }
+        placed[next] = true;
+        expected = multiply(expected, t->size[next]);
+    }
+    for (int d = 0; d < 4; d++) {
+        if (!placed[d] && t->size[d] != 1) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void fa_tensor_like(const fa_tensor *like, int64_t head_dim, fa_tensor *out)
+{
+    *out = *like;
+    out->data = NULL;
+    out->size[3] = head_dim;
+    if (head_dim == like->size[3] && !fa_tensor_is_empty(like) &&
+        is_dense(like)) {
+        return;
+    }
+    /* Insertion sort, innermost first.  A comparison that decides nothing
+     * is skipped over, as in PyTorch, so the result is PyTorch's too. */
+    int order[4] = {3, 2, 1, 0};
+    const int first = like->stride[3] == 1 ? 1 : 0; /* the head dim stays */
+    for (int i = first + 1; i < 4; i++) {
+        int moving = i;
+        for (int at = i - 1; at >= first; at--) {
+            const int decided =
+                compare_dims(out->size, like->stride, order[at], order[moving]);
+            if (decided < 0) {
+                break;
+            }
+            if (decided > 0) {
+                int swap = order[at];
+                order[at] = order[moving];
+                order[moving] = swap;
+                moving = at;
+            }
+        }
+    }
+    int64_t stride = 1;
+    for (int i = 0; i < 4; i++) {
+        out->stride[order[i]] = stride;
+        if (out->size[order[i]] > 1) {
+            stride = multiply(stride, out->size[order[i]]);
+        }
+    }
+}

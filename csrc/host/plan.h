@@ -1,0 +1,54 @@
+/* plan.h: what the parts of the planning share: check.c, layout.c, plan.c,
+ * wide.c before a launch and args.c at one.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#ifndef FA_HOST_PLAN_H
+#define FA_HOST_PLAN_H
+
+#include "host/driver.h"
+
+/* The names of the dimensions: "batch", "head", "row", "head dim". */
+extern const char *const fa_axes[4];
+
+bool fa_tensor_is_empty(const fa_tensor *t);
+
+/* -- check.c --------------------------------------------------------------- */
+
+fa_status fa_check_forward(const fa_problem *problem, fa_error *error);
+fa_status fa_check_backward(const fa_problem *problem,
+                            const fa_gradients *gradients, fa_error *error);
+
+/* -- wide.c ---------------------------------------------------------------- */
+
+/* The tensors in the order of the FA_SET_* bits; NULL for those that a call
+ * does not have.  `gradients` is NULL in a forward. */
+void fa_list_tensors(const fa_problem *problem, const fa_gradients *gradients,
+                     const fa_tensor *list[FA_TENSORS]);
+
+/* Why tensor number `i` is narrow.  An address NULL counts as aligned. */
+fa_narrow fa_why_narrow(const fa_problem *problem, const fa_tensor *t, int i);
+
+/* -- args.c ---------------------------------------------------------------- */
+
+enum {
+    FA_EXTRAS = 2 * FA_PREPARED + 4, /* lse delta out_lo dlse and the arrays */
+    FA_MAX_ACCESSES = 16
+};
+
+/* What one launch is told, and the memory that it touches.  `access` points
+ * into `extra` and to the problem's own tensors. */
+typedef struct fa_call {
+    fa_args args;
+    fa_tensor extra[FA_EXTRAS];
+    int extra_count;
+    fa_access access[FA_MAX_ACCESSES];
+    size_t access_count;
+} fa_call;
+
+/* Fills *call for one step of `plan`.  A field of fa_args that the pass does
+ * not use is zero. */
+void fa_call_fill(const fa_problem *problem, const fa_gradients *gradients,
+                  const fa_plan *plan, const fa_step *step, void *workspace,
+                  fa_call *call);
+
+#endif

@@ -1,0 +1,573 @@
+/* calls.c: the functions of _C that take a call apart, as if it were Python:
+ *
+ *   def forward(device_type, device_index, stream, arch, dtype,
+ *               q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, out_lo_ptr,
+ *               workspace_ptr, workspace_bytes,
+ *               q_size, q_stride, k_size, k_stride, v_size, v_stride,
+ *               out_stride, scale, causal):
+ *   def backward(device_type, device_index, stream, arch, dtype, grads_fp32,
+ *                wanted, q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, out_lo_ptr,
+ *                dout_ptr, dlse_ptr, dq_ptr, dk_ptr, dv_ptr,
+ *                workspace_ptr, workspace_bytes,
+ *                q_size, q_stride, k_size, k_stride, v_size, v_stride,
+ *                out_stride, dout_stride, dlse_stride,
+ *                dq_stride, dk_stride, dv_stride, scale, causal):
+ *       "The ops on addresses, for kernels registered from Python; an address
+ *        0 is an absent tensor.  Raise RuntimeError."
+ *   def workspace(dtype, q_size, k_size, v_size, wanted) -> int:
+ *       "The bytes that the forward (wanted 0) or the backward needs.  Raises
+ *        RuntimeError."
+ *   def load(device_type, device_index, arch, dtype=None):
+ *       "Open and load what calls of this dtype would, or of any; launch
+ *        nothing.  Raises RuntimeError."
+ *   def plan(dtype, q_align, k_align, v_align, q_size, q_stride, k_size,
+ *            k_stride, v_size, v_stride, scale, causal, wanted=0,
+ *            grads_fp32=False) -> (symbols, grid, why, steps, workspace):
+ *       "What would run, of the forward (wanted 0) or the backward; raises
+ *        Error.  The alignments are those of the tensors' addresses in bytes;
+ *        all other tensors count as aligned and dense."
+ *
+ * Parsing is all that happens here.  Sizes and strides are tuples of four,
+ * dlse_stride of three.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#include "python/calls.h"
+
+PyObject *fa_raise_error(PyObject *module, const fa_error *error)
+{
+    const fa_module_state *state = PyModule_GetState(module);
+    PyErr_SetString(state->error, error->text);
+    return NULL;
+}
+
+PyObject *fa_raise_runtime_error(const fa_error *error)
+{
+    PyErr_SetString(PyExc_RuntimeError, error->text);
+    return NULL;
+}
+
+/* -- parsing --------------------------------------------------------------- */
+
+static int check_count(const char *function, Py_ssize_t got, Py_ssize_t least,
+                       Py_ssize_t most)
+{
+    if (got < least || got > most) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s: expected %zd positional arguments, got %zd", function,
+                     got < least ? least : most, got);
+        return -1;
+    }
+    return 0;
+}
+
+/* 0, or -1 with an exception set, like all of these. */
+static int parse_int64(PyObject *from, int64_t *to)
+{
+    long long value = PyLong_AsLongLong(from);
+    if (value == -1 && PyErr_Occurred()) {
+        return -1;
+    }
+    *to = value;
+    return 0;
+}
+
+static int parse_int(PyObject *from, int *to)
+{
+    long value = PyLong_AsLong(from);
+    if (value == -1 && PyErr_Occurred()) {
+        return -1;
+    }
+    if (value < -0x7fffffffL || value > 0x7fffffffL) {
+        PyErr_Format(PyExc_OverflowError,
+                     "expected a number of 32 bits, got %ld", value);
+        return -1;
+    }
+    *to = (int)value;
+    return 0;
+}
+
+static int parse_pointer(PyObject *from, void **to)
+{
+    *to = PyLong_AsVoidPtr(from);
+    return *to == NULL && PyErr_Occurred() ? -1 : 0;
+}
+
+static int parse_tuple(const char *name, PyObject *from, int count, int64_t *to)
+{
+    if (!PyTuple_Check(from) || PyTuple_Size(from) != count) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s: expected a tuple of %d ints, got "
+                     "%R",
+                     name, count, from);
+        return -1;
+    }
+    for (int i = 0; i < count; i++) {
+        if (parse_int64(PyTuple_GetItem(from, i), &to[i])) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int parse_dtype(PyObject *from, fa_dtype *to)
+{
+    int code = 0;
+    if (parse_int(from, &code)) {
+        return -1;
+    }
+    if (code < FA_F16 || code > FA_F64) {
+        PyErr_Format(PyExc_ValueError, "dtype: expected 0..3, got %d", code);
+        return -1;
+    }
+    *to = (fa_dtype)code;
+    return 0;
+}
+
+/* A number that is negative becomes one that the plan refuses. */
+static int parse_wanted(PyObject *from, uint32_t *to)
+{
+    int wanted = 0;
+    if (parse_int(from, &wanted)) {
+        return -1;
+    }
+    *to = (uint32_t)wanted;
+    return 0;
+}
+
+static int parse_bool(PyObject *from, bool *to)
+{
+    const int value = PyObject_IsTrue(from);
+    *to = value == 1;
+    return value < 0 ? -1 : 0;
+}
+
+/* q_size, q_stride, k_size, ... from six arguments in a row. */
+static int parse_shapes(PyObject *const *args, fa_dtype dtype,
+                        fa_problem *problem)
+{
+    static const char *const names[] = {"q_size",   "q_stride", "k_size",
+                                        "k_stride", "v_size",   "v_stride"};
+    fa_tensor *const tensors[] = {&problem->q, &problem->k, &problem->v};
+    for (int i = 0; i < 3; i++) {
+        tensors[i]->dtype = dtype;
+        if (parse_tuple(names[2 * i], args[2 * i], 4, tensors[i]->size) ||
+            parse_tuple(names[2 * i + 1], args[2 * i + 1], 4,
+                        tensors[i]->stride)) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int parse_scale_causal(PyObject *const *args, fa_problem *problem)
+{
+    problem->scale = PyFloat_AsDouble(args[0]);
+    if (problem->scale == -1.0 && PyErr_Occurred()) {
+        return -1;
+    }
+    return parse_int(args[1], &problem->causal);
+}
+
+/* Fills arch (room for FA_STATE_ARCH_CHARS) from a str or None. */
+static int parse_arch(PyObject *from, char *arch, bool *given)
+{
+    *given = from != Py_None;
+    if (!*given) {
+        return 0;
+    }
+    PyObject *bytes = PyUnicode_AsUTF8String(from);
+    const char *text = bytes == NULL ? NULL : PyBytes_AsString(bytes);
+    int failed = text == NULL ? -1 : 0;
+    fa_error error;
+    if (!failed && fa_state_copy_arch(text, arch, &error) != FA_OK) {
+        PyErr_SetString(PyExc_RuntimeError, error.text);
+        failed = -1;
+    }
+    Py_XDECREF(bytes);
+    return failed;
+}
+
+/* -- where a call goes ----------------------------------------------------- */
+
+/* The first arguments of every call that launches. */
+enum { DEVICE_TYPE, DEVICE_INDEX, STREAM, ARCH, DTYPE, WHERE };
+
+typedef struct where {
+    int device_type; /* 0 CPU, 1 CUDA */
+    fa_target target;
+    fa_dtype dtype;
+    char arch[FA_STATE_ARCH_CHARS];
+} where;
+
+static int parse_where(PyObject *const *args, where *w)
+{
+    bool arch_given = false;
+    fa_error error;
+    *w = (where){0};
+    if (parse_int(args[DEVICE_TYPE], &w->device_type) ||
+        parse_int(args[DEVICE_INDEX], &w->target.device) ||
+        parse_pointer(args[STREAM], &w->target.stream) ||
+        parse_arch(args[ARCH], w->arch, &arch_given) ||
+        parse_dtype(args[DTYPE], &w->dtype)) {
+        return -1;
+    }
+    if (w->device_type != 0 && w->device_type != 1) {
+        fa_fail(&error, FA_EINVAL,
+                "device_type: expected 0 (CPU) or 1 (CUDA), got %d",
+                w->device_type);
+        (void)fa_raise_runtime_error(&error);
+        return -1;
+    }
+    w->target.arch = arch_given ? w->arch : NULL;
+    return 0;
+}
+
+/* Runs a checked call; without the GIL.  `g` is NULL in a forward. */
+static fa_status run(where *w, const fa_problem *p, const fa_gradients *g,
+                     const fa_plan *plan, void *workspace, int64_t bytes,
+                     fa_counts *counts, fa_error *error)
+{
+    fa_runtime *runtime = NULL;
+    fa_target *target = &w->target;
+    if ((uint64_t)bytes < plan->workspace.bytes) {
+        return fa_fail(error, FA_EINVAL,
+                       "workspace: expected %zu bytes, got %lld",
+                       plan->workspace.bytes, (long long)bytes);
+    }
+    fa_status status = fa_state_backend(w->device_type == 1, &runtime,
+                                        &target->backend, error);
+    if (status == FA_OK && target->backend == FA_SIM && target->arch == NULL) {
+        status = fa_state_no_arch(error);
+    }
+    if (status != FA_OK) {
+        return status;
+    }
+    return g == NULL
+               ? fa_forward(runtime, target, p, plan, workspace, counts, error)
+               : fa_backward(runtime, target, p, g, plan, workspace, counts,
+                             error);
+}
+
+static PyObject *finish(const where *w, fa_status status, const fa_plan *plan,
+                        const fa_counts *counts, const fa_error *error)
+{
+    if (status != FA_OK) {
+        return fa_raise_runtime_error(error);
+    }
+    fa_state_record(w->target.backend,
+                    w->device_type == 1 ? w->target.device : -1, plan, counts);
+    Py_RETURN_NONE;
+}
+
+/* out is like q with the head dim of v; its strides are given. */
+static int parse_out(PyObject *out_stride, fa_problem *p)
+{
+    void *const data = p->out.data;
+    p->out = p->q;
+    p->out.data = data;
+    p->out.size[3] = p->v.size[3];
+    return parse_tuple("out_stride", out_stride, 4, p->out.stride);
+}
+
+PyObject *fa_module_forward(PyObject *module, PyObject *const *args,
+                            Py_ssize_t count)
+{
+    enum {
+        Q_PTR = WHERE,
+        K_PTR,
+        V_PTR,
+        OUT_PTR,
+        LSE_PTR,
+        OUT_LO_PTR,
+        WORKSPACE_PTR,
+        WORKSPACE_BYTES,
+        Q_SIZE,
+        OUT_STRIDE = Q_SIZE + 6,
+        SCALE,
+        CAUSAL,
+        ARGS
+    };
+    where w;
+    fa_problem p = {.strict_bf16 = fa_state_strict_bf16()};
+    fa_plan plan;
+    fa_counts counts;
+    fa_error error;
+    fa_status status = FA_OK;
+    void *workspace = NULL;
+    int64_t bytes = 0;
+    (void)module;
+
+    if (check_count("forward", count, ARGS, ARGS) || parse_where(args, &w) ||
+        parse_pointer(args[Q_PTR], &p.q.data) ||
+        parse_pointer(args[K_PTR], &p.k.data) ||
+        parse_pointer(args[V_PTR], &p.v.data) ||
+        parse_pointer(args[OUT_PTR], &p.out.data) ||
+        parse_pointer(args[LSE_PTR], &p.lse) ||
+        parse_pointer(args[OUT_LO_PTR], &p.out_lo) ||
+        parse_pointer(args[WORKSPACE_PTR], &workspace) ||
+        parse_int64(args[WORKSPACE_BYTES], &bytes) ||
+        parse_shapes(args + Q_SIZE, w.dtype, &p) ||
+        parse_out(args[OUT_STRIDE], &p) ||
+        parse_scale_causal(args + SCALE, &p)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    status = fa_plan_forward(&p, &plan, &error);
+    if (status == FA_OK) {
+        status = run(&w, &p, NULL, &plan, workspace, bytes, &counts, &error);
+    }
+    Py_END_ALLOW_THREADS
+    return finish(&w, status, &plan, &counts, &error);
+}
+
+/* Sizes and types of the tensors that a backward has beside its problem. */
+static void shape_gradients(const fa_problem *p, bool grads_fp32,
+                            fa_gradients *g)
+{
+    const bool is_short = p->q.dtype == FA_F16 || p->q.dtype == FA_BF16;
+    fa_tensor_like(&p->out, p->out.size[3], &g->dout);
+    g->dlse = (fa_tensor){
+        .dtype = p->q.dtype == FA_F64 ? FA_F64 : FA_F32,
+        .size = {p->q.size[0], p->q.size[1], p->q.size[2], 1},
+    };
+    fa_tensor_like(&p->q, p->q.size[3], &g->dq);
+    fa_tensor_like(&p->k, p->k.size[3], &g->dk);
+    fa_tensor_like(&p->v, p->v.size[3], &g->dv);
+    if (grads_fp32 && is_short) {
+        g->dq.dtype = g->dk.dtype = g->dv.dtype = FA_F32;
+    }
+}
+
+PyObject *fa_module_backward(PyObject *module, PyObject *const *args,
+                             Py_ssize_t count)
+{
+    enum {
+        GRADS_FP32 = WHERE,
+        WANTED,
+        Q_PTR,
+        K_PTR,
+        V_PTR,
+        OUT_PTR,
+        LSE_PTR,
+        OUT_LO_PTR,
+        DOUT_PTR,
+        DLSE_PTR,
+        DQ_PTR,
+        DK_PTR,
+        DV_PTR,
+        WORKSPACE_PTR,
+        WORKSPACE_BYTES,
+        Q_SIZE,
+        OUT_STRIDE = Q_SIZE + 6,
+        DOUT_STRIDE,
+        DLSE_STRIDE,
+        DQ_STRIDE,
+        DK_STRIDE,
+        DV_STRIDE,
+        SCALE,
+        CAUSAL,
+        ARGS
+    };
+    where w;
+    fa_problem p = {.strict_bf16 = fa_state_strict_bf16()};
+    fa_gradients g = {.wanted = 0};
+    fa_plan plan;
+    fa_counts counts;
+    fa_error error;
+    fa_status status = FA_OK;
+    void *workspace = NULL;
+    int64_t bytes = 0;
+    bool grads_fp32 = false;
+    (void)module;
+
+    if (check_count("backward", count, ARGS, ARGS) || parse_where(args, &w) ||
+        parse_bool(args[GRADS_FP32], &grads_fp32) ||
+        parse_wanted(args[WANTED], &g.wanted) ||
+        parse_pointer(args[Q_PTR], &p.q.data) ||
+        parse_pointer(args[K_PTR], &p.k.data) ||
+        parse_pointer(args[V_PTR], &p.v.data) ||
+        parse_pointer(args[OUT_PTR], &p.out.data) ||
+        parse_pointer(args[LSE_PTR], &p.lse) ||
+        parse_pointer(args[OUT_LO_PTR], &p.out_lo) ||
+        parse_pointer(args[WORKSPACE_PTR], &workspace) ||
+        parse_int64(args[WORKSPACE_BYTES], &bytes) ||
+        parse_shapes(args + Q_SIZE, w.dtype, &p) ||
+        parse_out(args[OUT_STRIDE], &p) ||
+        parse_scale_causal(args + SCALE, &p)) {
+        return NULL;
+    }
+    shape_gradients(&p, grads_fp32, &g);
+    if (parse_pointer(args[DOUT_PTR], &g.dout.data) ||
+        parse_pointer(args[DLSE_PTR], &g.dlse.data) ||
+        parse_pointer(args[DQ_PTR], &g.dq.data) ||
+        parse_pointer(args[DK_PTR], &g.dk.data) ||
+        parse_pointer(args[DV_PTR], &g.dv.data) ||
+        parse_tuple("dout_stride", args[DOUT_STRIDE], 4, g.dout.stride) ||
+        parse_tuple("dlse_stride", args[DLSE_STRIDE], 3, g.dlse.stride) ||
+        parse_tuple("dq_stride", args[DQ_STRIDE], 4, g.dq.stride) ||
+        parse_tuple("dk_stride", args[DK_STRIDE], 4, g.dk.stride) ||
+        parse_tuple("dv_stride", args[DV_STRIDE], 4, g.dv.stride)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    status = fa_plan_backward(&p, &g, &plan, &error);
+    if (status == FA_OK) {
+        status = run(&w, &p, &g, &plan, workspace, bytes, &counts, &error);
+    }
+    Py_END_ALLOW_THREADS
+    return finish(&w, status, &plan, &counts, &error);
+}
+
+/* -- calls that launch nothing --------------------------------------------- */
+
+PyObject *fa_module_load(PyObject *module, PyObject *const *args,
+                         Py_ssize_t count)
+{
+    fa_target target = {0};
+    fa_runtime *runtime = NULL;
+    fa_error error;
+    fa_status status = FA_OK;
+    fa_dtype dtype = FA_F16;
+    char arch[FA_STATE_ARCH_CHARS];
+    bool arch_given = false;
+    int device_type = 0;
+    (void)module;
+
+    if (check_count("load", count, 3, 4) || parse_int(args[0], &device_type) ||
+        parse_int(args[1], &target.device) ||
+        parse_arch(args[2], arch, &arch_given)) {
+        return NULL;
+    }
+    const bool any = count == 3 || args[3] == Py_None;
+    if (!any && parse_dtype(args[3], &dtype)) {
+        return NULL;
+    }
+    target.arch = arch_given ? arch : NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status =
+        fa_state_backend(device_type == 1, &runtime, &target.backend, &error);
+    if (status == FA_OK) {
+        status = fa_runtime_load(runtime, &target,
+                                 any ? UINT32_MAX : 1U << dtype, &error);
+    }
+    Py_END_ALLOW_THREADS
+    if (status != FA_OK) {
+        return fa_raise_runtime_error(&error);
+    }
+    Py_RETURN_NONE;
+}
+
+/* The plan of what q, k and v alone decide: the other tensors are as the op
+ * makes them. */
+static fa_status plan_alone(fa_problem *p, uint32_t wanted, bool grads_fp32,
+                            fa_plan *plan, fa_error *error)
+{
+    fa_gradients g = {.wanted = wanted};
+    p->strict_bf16 = fa_state_strict_bf16();
+    fa_tensor_like(&p->q, p->v.size[3], &p->out);
+    if (wanted == 0) {
+        return fa_plan_forward(p, plan, error);
+    }
+    shape_gradients(p, grads_fp32, &g);
+    return fa_plan_backward(p, &g, plan, error);
+}
+
+PyObject *fa_module_workspace(PyObject *module, PyObject *const *args,
+                              Py_ssize_t count)
+{
+    static const char *const names[] = {"q_size", "k_size", "v_size"};
+    fa_problem p = {.scale = 1.0};
+    fa_tensor *const tensors[] = {&p.q, &p.k, &p.v};
+    fa_plan plan;
+    fa_dtype dtype = FA_F16;
+    fa_error error;
+    uint32_t wanted = 0;
+    (void)module;
+
+    if (check_count("workspace", count, 5, 5) || parse_dtype(args[0], &dtype) ||
+        parse_wanted(args[4], &wanted)) {
+        return NULL;
+    }
+    for (int i = 0; i < 3; i++) {
+        tensors[i]->dtype = dtype;
+        if (parse_tuple(names[i], args[1 + i], 4, tensors[i]->size)) {
+            return NULL;
+        }
+    }
+    if (plan_alone(&p, wanted, false, &plan, &error) != FA_OK) {
+        return fa_raise_runtime_error(&error);
+    }
+    return PyLong_FromSize_t(plan.workspace.bytes);
+}
+
+/* ((symbol, (x, y, z)), ...); new reference. */
+static PyObject *steps_tuple(const fa_plan *plan)
+{
+    PyObject *steps = PyTuple_New(plan->count);
+    for (int i = 0; steps != NULL && i < plan->count; i++) {
+        const fa_step *step = &plan->step[i];
+        PyObject *item = Py_BuildValue(
+            "(s(III))", step->variant->symbol, (unsigned)step->grid[0],
+            (unsigned)step->grid[1], (unsigned)step->grid[2]);
+        if (item == NULL || PyTuple_SetItem(steps, i, item)) {
+            Py_DECREF(steps);
+            steps = NULL;
+        }
+    }
+    return steps;
+}
+
+PyObject *fa_module_plan(PyObject *module, PyObject *const *args,
+                         Py_ssize_t count)
+{
+    enum {
+        PLAN_DTYPE,
+        Q_ALIGN,
+        K_ALIGN,
+        V_ALIGN,
+        Q_SIZE,
+        SCALE = Q_SIZE + 6,
+        CAUSAL,
+        WANTED,
+        GRADS_FP32,
+        ARGS
+    };
+    static const fa_step none = {0};
+    fa_problem p = {0};
+    fa_plan plan;
+    fa_dtype dtype = FA_F16;
+    fa_error error;
+    uint32_t wanted = 0;
+    bool grads_fp32 = false;
+    char symbols[FA_SYMBOLS_CHARS];
+    char why[FA_WHY_CHARS];
+
+    /* An address that equals its alignment has that alignment. */
+    if (check_count("plan", count, WANTED, ARGS) ||
+        parse_dtype(args[PLAN_DTYPE], &dtype) ||
+        parse_pointer(args[Q_ALIGN], &p.q.data) ||
+        parse_pointer(args[K_ALIGN], &p.k.data) ||
+        parse_pointer(args[V_ALIGN], &p.v.data) ||
+        parse_shapes(args + Q_SIZE, dtype, &p) ||
+        parse_scale_causal(args + SCALE, &p) ||
+        (count > WANTED && parse_wanted(args[WANTED], &wanted)) ||
+        (count > GRADS_FP32 && parse_bool(args[GRADS_FP32], &grads_fp32))) {
+        return NULL;
+    }
+    if (plan_alone(&p, wanted, grads_fp32, &plan, &error) != FA_OK) {
+        return fa_raise_error(module, &error);
+    }
+    fa_plan_symbols(&plan, symbols);
+    fa_plan_why(&plan, why);
+    const fa_step *main_step = &none;
+    for (int i = plan.count - 1; i >= 0; i--) {
+        main_step = fa_step_is_main(&plan.step[i]) ? &plan.step[i] : main_step;
+    }
+    PyObject *steps = steps_tuple(&plan);
+    return steps == NULL
+               ? NULL
+               : Py_BuildValue(
+                     "s(III)sNn", symbols, (unsigned)main_step->grid[0],
+                     (unsigned)main_step->grid[1], (unsigned)main_step->grid[2],
+                     why, steps, (Py_ssize_t)plan.workspace.bytes);
+}
