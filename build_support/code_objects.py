@@ -1,4 +1,4 @@
-"""Compiles the kernels into one code object per AMD architecture.
+"""Compiles the kernels into code objects: one per AMD architecture and unit.
 
     python -m build_support.code_objects --archs gfx906 --out DIR
 
@@ -37,6 +37,7 @@ from .products import (
     product_path,
     sha256,
     source_hash,
+    units,
     variants,
     write_atomically,
 )
@@ -140,14 +141,15 @@ def gate(kernels: list[dict[str, Any]], rows: list[Variant]) -> list[str]:
 
 
 def _build_one(
-    arch: str, clang: Clang, out: Path, library: Path, sources: Path
+    arch: str, unit: str, clang: Clang, out: Path, library: Path, sources: Path
 ) -> tuple[Entry, bool]:
-    """The manifest entry of one architecture, and whether it was compiled."""
-    source = sources / "fa.hip"
+    """The manifest entry of one target, and whether it was compiled."""
+    target = f"{arch}_{unit}"
+    source = sources / f"fa_{unit}.hip"
     # the hash must not depend on where the tree lies
     options = clang.command(arch, Path(source.name), Path("out"))[1:]
     key = source_hash(sources, options, clang.version)
-    entry = current(out, arch, key)
+    entry = current(out, target, key)
     if entry is not None:
         return entry, False
     with tempfile.TemporaryDirectory(prefix="fa-kernels-") as folder:
@@ -161,12 +163,14 @@ def _build_one(
         kernel.pop("args", None)
         kernel["waves_per_simd"] = waves_per_simd(arch, kernel)
     if arch == GATED:
-        faults = gate(kernels, variants(sources))
+        rows = [row for row in variants(sources) if row.unit == unit]
+        faults = gate(kernels, rows)
         if faults:
             text = "\n".join(faults)
             raise GateError(f"{arch}: not fit to ship ({clang.version})\n{text}")
-    write_atomically(product_path(out, arch), image)
+    write_atomically(product_path(out, target), image)
     return {
+        "arch": arch,
         "compiler": clang.version,
         "source_hash": key,
         "object_hash": sha256(image),
@@ -181,17 +185,21 @@ def build_code_objects(
     environ: Mapping[str, str] = os.environ,
     sources: Path = KERNELS,
 ) -> dict[str, Entry]:
-    """Brings out/fa_<arch>.co and out/manifest.json up to date.
+    """Brings out/fa_<arch>_<unit>.co and out/manifest.json up to date.
+
+    Every target is a process of the compiler's own, as many at once as there
+    are cores.
 
     Args:
         out: the folder, made if needed.
         library: the built libhipsim.so, which reads the objects.
         report: gets one line for each thing worth saying.
         environ: FA_ARCHS, PYTORCH_ROCM_ARCH, FA_CLANG, ROCM_PATH, PATH.
-        sources: the folder with fa.hip and variants.def.
+        sources: the folder with fa_<unit>.hip and variants.def.
 
     Returns:
-        The manifest's entries of the wanted architectures.
+        The manifest's entries of the wanted architectures, by target:
+        "gfx906_f16".
 
     Raises:
         GateError: a kernel does not compile or is not fit to ship.
@@ -201,11 +209,16 @@ def build_code_objects(
     if archs:
         clang = find_clang(environ)
         archs = usable_archs(clang, archs, may_skip, report)
+    targets = {
+        f"{arch}_{unit}": (arch, unit)
+        for arch in archs
+        for unit in units(variants(sources))
+    }
     return build_targets(
         out,
         sources,
-        archs,
-        lambda arch: _build_one(arch, clang, out, library, sources),
+        targets,
+        lambda target: _build_one(*targets[target], clang, out, library, sources),
         report,
     )
 
@@ -226,10 +239,10 @@ _COLUMNS = (
 def table(made: Mapping[str, Entry]) -> str:
     """What every kernel needs, one line each."""
     rows = [[title for title, _ in _COLUMNS]]
-    for arch, entry in made.items():
+    for entry in made.values():
         for kernel in entry["kernels"]:
             spills = kernel["vgpr_spills"] + kernel["sgpr_spills"]
-            cells = {"arch": arch, "spills": spills}
+            cells = {"arch": entry["arch"], "spills": spills}
             row = [cells[t] if key is None else kernel[key] for t, key in _COLUMNS]
             rows.append(["-" if cell is None else str(cell) for cell in row])
     widths = [max(map(len, column)) for column in zip(*rows)]

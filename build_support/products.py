@@ -1,8 +1,9 @@
 """Files of the output folder: the manifest, content hashes, atomic writes.
 
-manifest.json says for each target what its file was made from and what is in
-it, so that an unchanged kernel is not built again and a stale file never
-stays beside new ones.
+A target is an architecture and a unit, the kernels of one arithmetic: gfx906_f16
+is made from fa_f16.hip. manifest.json says for each target what its file was made
+from and what is in it, so that an unchanged kernel is not built again and a stale
+file never stays beside new ones.
 
 SPDX-License-Identifier: BSD-3-Clause
 """
@@ -39,6 +40,7 @@ class Variant:
     """What the build checks of one row of variants.def."""
 
     symbol: str
+    unit: str  # "f16": in fa_f16.hip and fa_<arch>_f16.co
     threads: int
     lds_bytes: int
 
@@ -47,14 +49,28 @@ def variants(sources: Path) -> list[Variant]:
     """The rows of variants.def."""
     text = (sources / "variants.def").read_text(encoding="utf-8")
     rows = [row.split(",") for row in re.findall(r"^FA_VARIANT\((.*)\)", text, re.M)]
-    return [Variant(row[0].strip(), int(row[8]), int(row[9])) for row in rows]
+    return [
+        Variant(
+            row[0].strip(),
+            row[2].strip().replace("FA_", "").lower(),
+            int(row[8]),
+            int(row[9]),
+        )
+        for row in rows
+    ]
+
+
+def units(rows: Iterable[Variant]) -> list[str]:
+    """The units of these rows, each once, in their order."""
+    return list(dict.fromkeys(row.unit for row in rows))
 
 
 def source_hash(sources: Path, command: list[str], compiler: str) -> str:
     """One hash over all that a product depends on.
 
     Args:
-        sources: the folder of the kernels; every file in it counts.
+        sources: the folder of the kernels; every file in it counts, of other
+            units too, because any may include any.
         command: the compiler's options, free of paths.
         compiler: its version line.
     """

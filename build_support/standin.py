@@ -1,5 +1,5 @@
 """Compiles the same kernels for NVIDIA cards, to check them where there is no
-AMD card: fa_sm_<n>.cubin, loaded through libcuda.
+AMD card: fa_sm_<n>_<unit>.cubin, loaded through libcuda.
 
 Never part of an installation; `make standin` runs it.
 
@@ -26,10 +26,12 @@ from .products import (
     product_path,
     sha256,
     source_hash,
+    units,
+    variants,
     write_atomically,
 )
 
-TARGETS = ("sm_80", "sm_90")
+ARCHS = ("sm_80", "sm_90")
 FLAGS = ("-x", "cu", "-O3", "-std=c++17", "-fmad=false", "--cubin", "-Xptxas", "-v")
 
 
@@ -67,14 +69,15 @@ def _kernels(log: str) -> list[dict[str, object]]:
 
 
 def _build_one(
-    target: str, nvcc: Path, version: str, out: Path, sources: Path
+    arch: str, unit: str, nvcc: Path, version: str, out: Path, sources: Path
 ) -> tuple[Entry, bool]:
-    options = [*FLAGS, f"-arch={target}"]
+    target = f"{arch}_{unit}"
+    options = [*FLAGS, f"-arch={arch}"]
     key = source_hash(sources, options, version)
     entry = current(out, target, key)
     if entry is not None:
         return entry, False
-    source = sources / "fa.hip"
+    source = sources / f"fa_{unit}.hip"
     with tempfile.TemporaryDirectory(prefix="fa-standin-") as folder:
         made = Path(folder, "fa.cubin")
         done = run([str(nvcc), *options, "-o", str(made), str(source)])
@@ -83,6 +86,7 @@ def _build_one(
         image = made.read_bytes()
     write_atomically(product_path(out, target), image)
     return {
+        "arch": arch,
         "compiler": version,
         "source_hash": key,
         "object_hash": sha256(image),
@@ -96,7 +100,7 @@ def build_standin(
     environ: Mapping[str, str] = os.environ,
     sources: Path = KERNELS,
 ) -> dict[str, Entry]:
-    """Brings out/fa_sm_<n>.cubin up to date; returns the manifest's entries.
+    """Brings out/fa_sm_<n>_<unit>.cubin up to date; returns the manifest's entries.
 
     Raises:
         GateError: the kernels do not compile.
@@ -105,11 +109,16 @@ def build_standin(
     nvcc = find_nvcc(environ)
     version = run([str(nvcc), "--version"]).stdout.strip().splitlines()
     line = f"nvcc {version[-1]}" if version else "nvcc"
+    targets = {
+        f"{arch}_{unit}": (arch, unit)
+        for arch in ARCHS
+        for unit in units(variants(sources))
+    }
     return build_targets(
         out,
         sources,
-        TARGETS,
-        lambda target: _build_one(target, nvcc, line, out, sources),
+        targets,
+        lambda target: _build_one(*targets[target], nvcc, line, out, sources),
         report,
     )
 
@@ -117,9 +126,9 @@ def build_standin(
 def table(made: Mapping[str, Entry]) -> str:
     """Registers and spills of every kernel, one line each."""
     lines = [f"{'target':8}{'kernel':32}{'registers':>9}{'spilled bytes':>15}"]
-    for target, entry in made.items():
+    for entry in made.values():
         lines += [
-            f"{target:8}{k['name']:32}{k['registers']:9}{k['spill_bytes']:15}"
+            f"{entry['arch']:8}{k['name']:32}{k['registers']:9}{k['spill_bytes']:15}"
             for k in entry["kernels"]
         ]
     return "\n".join(lines)

@@ -182,58 +182,92 @@ def test_none_needs_no_compiler_and_no_simulator(tmp_path):
 def test_gfx906_kernels_spill_nothing(name, tmp_path):
     environ = {"FA_CLANG": installed(name), "PATH": PATH}
     made = code_objects.build_code_objects(tmp_path, LIBRARY, print, environ)
-    rows = {row.symbol: row for row in products.variants(products.KERNELS)}
-    kernels = {kernel["name"]: kernel for kernel in made["gfx906"]["kernels"]}
-    assert kernels.keys() == rows.keys()
-    for name, kernel in kernels.items():
-        assert kernel["vgpr_spills"] == kernel["sgpr_spills"] == 0
-        assert kernel["private_bytes"] == 0
-        # two workgroups on a compute unit if the LDS holds them
-        waves = 2 if rows[name].lds_bytes <= 32768 else 1
-        assert kernel["waves_per_simd"] == waves
+    rows = products.variants(products.KERNELS)
+    for target, entry in made.items():
+        kernels = entry["kernels"]
+        unit = target.removeprefix("gfx906_")
+        assert {k["name"] for k in kernels} == {
+            row.symbol for row in rows if row.unit == unit
+        }
+        for kernel in kernels:
+            assert kernel["vgpr_spills"] == kernel["sgpr_spills"] == 0
+            assert kernel["private_bytes"] == 0
+            assert kernel["waves_per_simd"] >= 1
+    assert list(made) == [f"gfx906_{unit}" for unit in products.units(rows)]
 
 
-ROW = "FA_VARIANT({}, FA_FORWARD, FA_F16, 64, FA_PLAIN, 0, 128, 64, 256, 0)\n"
+ROW = (
+    "FA_VARIANT({}, FA_FORWARD, FA_{}, FA_READS_F16 | FA_READS_BF16, 64, FA_PLAIN, "
+    "128, 64, 256, 0)\n"
+)
 SMALL = """#include "value.h"
 extern "C" __attribute__((global, amdgpu_flat_work_group_size(256, 256)))
-void small(int *p) { *p = VALUE; }
+void NAME(int *p) { *p = VALUE; }
 """
+
+
+def small_sources(folder: Path) -> Path:
+    """Kernels of two units that take no time to compile."""
+    folder.mkdir()
+    for unit in ("f16", "f64"):
+        text = f"#define NAME small_{unit}\n{SMALL}"
+        (folder / f"fa_{unit}.hip").write_text(text, encoding="utf-8")
+    (folder / "value.h").write_text("#define VALUE 1\n", encoding="utf-8")
+    rows = ROW.format("small_f16", "F16") + ROW.format("small_f64", "F64")
+    (folder / "variants.def").write_text(rows, encoding="utf-8")
+    return folder
+
+
+def objects(out: Path) -> set[str]:
+    return {path.name for path in out.glob("*.co")}
 
 
 @needs_library
 def test_an_unchanged_kernel_is_not_built_again(tmp_path, any_clang):
-    sources, out = tmp_path / "kernels", tmp_path / "code"
-    sources.mkdir()
-    (sources / "fa.hip").write_text(SMALL, encoding="utf-8")
-    (sources / "value.h").write_text("#define VALUE 1\n", encoding="utf-8")
-    (sources / "variants.def").write_text(ROW.format("small"), encoding="utf-8")
+    sources, out = small_sources(tmp_path / "kernels"), tmp_path / "code"
     environ = {"FA_CLANG": str(any_clang.path), "PATH": PATH}
 
-    def build(**more: str) -> str:
+    def build(**more: str) -> list[str]:
         said: list[str] = []
         code_objects.build_code_objects(
             out, LIBRARY, said.append, {**environ, **more}, sources
         )
-        return said[-1]
+        return [line.split(":")[0] for line in said]
 
-    assert "fa_gfx906.co built" in build()
-    stamp = (out / "fa_gfx906.co").stat().st_mtime_ns
-    assert "fa_gfx906.co unchanged" in build()
-    assert (out / "fa_gfx906.co").stat().st_mtime_ns == stamp
+    def states(f16: str, f64: str, arch: str = "gfx906") -> list[str]:
+        return [f"fa_{arch}_f16.co {f16}", f"fa_{arch}_f64.co {f64}"]
+
+    assert build() == states("built", "built")
+    stamp = (out / "fa_gfx906_f16.co").stat().st_mtime_ns
+    assert build() == states("unchanged", "unchanged")
+    assert (out / "fa_gfx906_f16.co").stat().st_mtime_ns == stamp
     # damage and a changed source both count
-    (out / "fa_gfx906.co").write_bytes(b"damaged")
-    assert "fa_gfx906.co built" in build()
+    (out / "fa_gfx906_f16.co").write_bytes(b"damaged")
+    assert build() == states("built", "unchanged")
     (out / "manifest.json").write_text("{", encoding="utf-8")
-    assert "fa_gfx906.co built" in build()
-    build(FA_ARCHS="gfx90a")
-    assert {p.name for p in out.glob("*.co")} == {"fa_gfx906.co", "fa_gfx90a.co"}
+    assert build() == states("built", "built")
+    assert build(FA_ARCHS="gfx90a") == states("built", "built", "gfx90a")
+    assert len(objects(out)) == 4
     (sources / "value.h").write_text("#define VALUE 2\n", encoding="utf-8")
-    assert "fa_gfx906.co built" in build()
-    # the other one belonged to sources that are gone
-    assert {p.name for p in out.glob("*.co")} == {"fa_gfx906.co"}
+    assert build() == states("built", "built")
+    # the other ones belonged to sources that are gone
+    assert objects(out) == {"fa_gfx906_f16.co", "fa_gfx906_f64.co"}
     manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
-    assert manifest.keys() == {"gfx906"}
-    assert "clang version" in manifest["gfx906"]["compiler"]
+    assert manifest.keys() == {"gfx906_f16", "gfx906_f64"}
+    assert manifest["gfx906_f64"]["arch"] == "gfx906"
+    assert "clang version" in manifest["gfx906_f16"]["compiler"]
+
+
+@needs_library
+def test_each_unit_must_hold_its_own_kernels(tmp_path, any_clang):
+    sources = small_sources(tmp_path / "kernels")
+    swapped = ROW.format("small_f16", "F64") + ROW.format("small_f64", "F16")
+    (sources / "variants.def").write_text(swapped, encoding="utf-8")
+    environ = {"FA_CLANG": str(any_clang.path), "PATH": PATH}
+    with pytest.raises(code_objects.GateError, match=r"small_f\d\d: not in the object"):
+        code_objects.build_code_objects(
+            tmp_path / "code", LIBRARY, print, environ, sources
+        )
 
 
 # Keeps 300 values alive at once, in 256 registers.
@@ -252,8 +286,8 @@ extern "C" __attribute__((global{bounds})) void greedy(float *p)
 
 def greedy(folder: Path, bounds: str) -> Path:
     folder.mkdir()
-    (folder / "fa.hip").write_text(SPILLS.format(bounds=bounds), encoding="utf-8")
-    (folder / "variants.def").write_text(ROW.format("greedy"), encoding="utf-8")
+    (folder / "fa_f32.hip").write_text(SPILLS.format(bounds=bounds), encoding="utf-8")
+    (folder / "variants.def").write_text(ROW.format("greedy", "F32"), encoding="utf-8")
     return folder
 
 
@@ -301,14 +335,14 @@ GOOD = {
     ],
 )
 def test_the_gate_checks_each_resource(change, fault):
-    rows = [products.Variant("k", 256, 32768)]
+    rows = [products.Variant("k", "f16", 256, 32768)]
     faults = code_objects.gate([{**GOOD, **change}], rows)
     assert [f.startswith(fault) for f in faults] == ([True] if fault else [])
 
 
 def test_the_gate_refuses_more_lds_than_a_compute_unit_has():
     kernel = {**GOOD, "lds_bytes": 65537}
-    assert code_objects.gate([kernel], [products.Variant("k", 256, 65537)])
+    assert code_objects.gate([kernel], [products.Variant("k", "f16", 256, 65537)])
 
 
 @pytest.mark.parametrize(
@@ -332,6 +366,9 @@ def test_variants_are_read_from_the_table():
     rows = products.variants(products.KERNELS)
     assert len(rows) >= 4 and all(row.threads == 256 for row in rows)
     assert all(row.symbol.startswith("fa_") for row in rows)
+    assert products.units(rows) == ["f16", "f32", "f64"]
+    (prepare,) = [row.unit for row in rows if row.symbol == "fa_prepare"]
+    assert prepare == "f32"  # what it computes in, whatever it reads
 
 
 # ---- the command ------------------------------------------------------------
@@ -355,7 +392,7 @@ def test_the_command_prints_the_table_or_json(tmp_path, any_clang):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0].split()[:4] == ["arch", "kernel", "VGPR", "SGPR"]
     done = command("--json", "--out", out, FA_CLANG=str(any_clang.path))
-    assert "gfx906" in json.loads(done.stdout)
+    assert "gfx906_f16" in json.loads(done.stdout)
 
 
 def test_exit_codes_of_the_command(tmp_path):
@@ -388,9 +425,11 @@ def test_standin_compiles_the_same_kernels(tmp_path):
     if shutil.which("nvcc") is None:
         pytest.skip("no nvcc")
     made = standin.build_standin(tmp_path, print)
-    symbols = {row.symbol for row in products.variants(products.KERNELS)}
-    for target in standin.TARGETS:
-        kernels = made[target]["kernels"]
-        assert {kernel["name"] for kernel in kernels} == symbols
-        assert all(kernel["spill_bytes"] == 0 for kernel in kernels)
-        assert (tmp_path / f"fa_{target}.cubin").exists()
+    rows = products.variants(products.KERNELS)
+    for arch in standin.ARCHS:
+        for unit in products.units(rows):
+            kernels = made[f"{arch}_{unit}"]["kernels"]
+            symbols = {row.symbol for row in rows if row.unit == unit}
+            assert {kernel["name"] for kernel in kernels} == symbols
+            assert all(kernel["spill_bytes"] == 0 for kernel in kernels)
+            assert (tmp_path / f"fa_{arch}_{unit}.cubin").exists()

@@ -93,7 +93,9 @@ def test_wheel_built_in_isolation_holds_all_parts_and_runs(tree, tmp_path):
         archive.extractall(tmp_path / "site")
     assert {
         "flash_attn_rocm/_C.abi3.so",
-        "flash_attn_rocm/_code/fa_gfx906.co",
+        "flash_attn_rocm/_code/fa_gfx906_f16.co",
+        "flash_attn_rocm/_code/fa_gfx906_f32.co",
+        "flash_attn_rocm/_code/fa_gfx906_f64.co",
         "flash_attn_rocm/_code/manifest.json",
         "flash_attn_rocm/_commands/profile.py",
         "flash_attn_rocm/py.typed",
@@ -159,7 +161,7 @@ def test_no_architectures_needs_no_kernel_compiler(tree):
 
 
 def test_wheel_holds_no_code_object_of_an_earlier_build(tree):
-    stale = tree / "out" / "flash_attn_rocm" / "_code" / "fa_gfx1100.co"
+    stale = tree / "out" / "flash_attn_rocm" / "_code" / "fa_gfx1100_f16.co"
     stale.parent.mkdir(parents=True)
     stale.write_bytes(b"old")
     command = [sys.executable, "setup.py", "-q", "build_ext", "-b", "out"]
