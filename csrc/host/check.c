@@ -260,10 +260,10 @@ static fa_status check_gradient(const char *name, const fa_tensor *t,
                        fa_dtype_name(of->dtype), is_short ? " or float32" : "",
                        name + 1, fa_dtype_name(t->dtype));
     }
-    if ((status = check_tensor(name, t, widest, error)) != FA_OK ||
-        (status = check_like(name, t, of, name + 1, of, name + 1, error)) !=
+    if ((status = check_elements(name + 1, of, of->size[3], name, error)) !=
             FA_OK ||
-        (status = check_elements(name + 1, of, of->size[3], name, error)) !=
+        (status = check_tensor(name, t, widest, error)) != FA_OK ||
+        (status = check_like(name, t, of, name + 1, of, name + 1, error)) !=
             FA_OK) {
         return status;
     }

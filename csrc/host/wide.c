@@ -12,11 +12,11 @@
 
 enum { GRANULE_BYTES = 16 };
 
-/* Kernels hold byte offsets inside a tile, of at most 128 rows, in 32 bits;
- * for fp16 that leaves row strides below 2^24. */
+/* Kernels hold byte offsets inside a tile in 32 bits, which leaves row strides
+ * below 2^24 bytes. */
 static int32_t row_limit_log2(int32_t element_bytes)
 {
-    return element_bytes == 2 ? 24 : element_bytes == 4 ? 23 : 22;
+    return element_bytes == 2 ? 23 : element_bytes == 4 ? 22 : 21;
 }
 
 void fa_list_tensors(const fa_problem *p, const fa_gradients *g,

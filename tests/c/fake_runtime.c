@@ -53,18 +53,23 @@ static int lookup(void **function, void *module, const char *symbol)
     return 0;
 }
 
-static void note_launch(unsigned x, unsigned y, unsigned z, unsigned threads,
-                        unsigned lds_bytes, void *stream, void **params)
+static fake_launch *note_launch(void *function, unsigned x, unsigned y,
+                                unsigned z, unsigned threads,
+                                unsigned lds_bytes, void *stream, void **params)
 {
+    static fake_launch spare;
+    fake_launch *l =
+        fake.launches < FAKE_LAUNCHES ? &fake.launch[fake.launches] : &spare;
+    *l = (fake_launch){.symbol = function,
+                       .grid = {x, y, z},
+                       .threads = threads,
+                       .lds_bytes = lds_bytes,
+                       .stream = stream};
+    memcpy(&l->args, params[0], sizeof l->args);
     fake.launches++;
     fake.device_at_launch = fake.device;
-    fake.grid[0] = x;
-    fake.grid[1] = y;
-    fake.grid[2] = z;
-    fake.threads = threads;
-    fake.lds_bytes = lds_bytes;
     fake.stream = stream;
-    memcpy(fake.args, params[0], sizeof fake.args);
+    return l;
 }
 
 static int fill(void *data, unsigned value, size_t bytes, size_t count,
@@ -143,11 +148,10 @@ EXPORT int hipModuleLaunchKernel(void *function, unsigned x, unsigned y,
                                  unsigned also_one, unsigned lds_bytes,
                                  void *stream, void **params, void **extra)
 {
-    (void)function;
     (void)one;
     (void)also_one;
     (void)extra;
-    note_launch(x, y, z, threads, lds_bytes, stream, params);
+    note_launch(function, x, y, z, threads, lds_bytes, stream, params);
     return outcome("hipModuleLaunchKernel");
 }
 
@@ -155,6 +159,16 @@ EXPORT int hipMemsetD16Async(void *data, unsigned short value, size_t count,
                              void *stream)
 {
     return fill(data, value, 2, count, stream);
+}
+
+EXPORT int hipMemset2DAsync(void *data, size_t pitch, int byte, size_t width,
+                            size_t height, void *stream)
+{
+    fake.stream = stream;
+    for (size_t i = 0; i < height; i++) {
+        memset((char *)data + i * pitch, byte, width);
+    }
+    return outcome("hipMemset2DAsync");
 }
 
 #ifndef FAKE_PARTIAL
@@ -187,12 +201,13 @@ EXPORT int hipsimLaunch(hipFunction_t function, const uint32_t grid[3],
                         void **params, const hipsim_tensor *tensors,
                         size_t count, hipsim_stats *stats)
 {
-    (void)function;
-    note_launch(grid[0], grid[1], grid[2], block[0], lds_bytes, NULL, params);
-    fake.tensor_count = (int)count;
-    for (size_t i = 0; i < count && i < 8; i++) {
-        fake.tensor_stride0[i] = tensors[i].stride[0];
-        fake.tensor_access[i] = tensors[i].access;
+    fake_launch *l = note_launch(function, grid[0], grid[1], grid[2], block[0],
+                                 lds_bytes, NULL, params);
+    l->tensor_count = (int)count;
+    for (size_t i = 0; i < count && i < FAKE_TENSORS; i++) {
+        l->tensor_data[i] = tensors[i].data;
+        l->tensor_stride0[i] = tensors[i].stride[0];
+        l->tensor_access[i] = tensors[i].access;
     }
     *stats = (hipsim_stats){.wave_instructions = 1000, .workgroups = 3};
     return outcome("hipsimLaunch");
@@ -301,11 +316,10 @@ EXPORT int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z,
                           unsigned lds_bytes, void *stream, void **params,
                           void **extra)
 {
-    (void)function;
     (void)one;
     (void)also_one;
     (void)extra;
-    note_launch(x, y, z, threads, lds_bytes, stream, params);
+    note_launch(function, x, y, z, threads, lds_bytes, stream, params);
     return outcome("cuLaunchKernel");
 }
 
@@ -319,6 +333,15 @@ EXPORT int cuMemsetD32Async(uint64_t data, unsigned value, size_t count,
                             void *stream)
 {
     return fill((void *)(uintptr_t)data, value, 4, count, stream);
+}
+
+EXPORT int cuMemsetD2D32Async(uint64_t data, size_t pitch, unsigned value,
+                              size_t width, size_t height, void *stream)
+{
+    for (size_t i = 0; i < height; i++) {
+        fill((char *)(uintptr_t)data + i * pitch, value, 4, width, stream);
+    }
+    return outcome("cuMemsetD2D32Async");
 }
 
 EXPORT int cuGetErrorString(int code, const char **text)

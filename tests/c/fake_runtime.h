@@ -8,8 +8,25 @@
 #ifndef FAKE_RUNTIME_H
 #define FAKE_RUNTIME_H
 
+#include "kernels/args.h"
+
 #include <stdbool.h>
-#include <stdint.h>
+
+enum { FAKE_LAUNCHES = 8, FAKE_TENSORS = 16 };
+
+/* What one launch was given. */
+typedef struct fake_launch {
+    const char *symbol;
+    unsigned grid[3];
+    unsigned threads;
+    unsigned lds_bytes;
+    void *stream;
+    fa_args args;
+    int tensor_count; /* of hipsimLaunch */
+    const void *tensor_data[FAKE_TENSORS];
+    int64_t tensor_stride0[FAKE_TENSORS];
+    uint32_t tensor_access[FAKE_TENSORS];
+} fake_launch;
 
 typedef struct fake_state {
     /* told */
@@ -32,15 +49,9 @@ typedef struct fake_state {
     _Atomic int lookups;
     int launches;
     int errors_cleared; /* hipGetLastError calls before the last launch */
-    unsigned grid[3];
-    unsigned threads;
-    unsigned lds_bytes;
-    int allowed_lds; /* cuFuncSetAttribute */
-    void *stream;
-    unsigned char args[168];
-    int tensor_count; /* of hipsimLaunch */
-    int64_t tensor_stride0[8];
-    uint32_t tensor_access[8];
+    fake_launch launch[FAKE_LAUNCHES]; /* the first ones */
+    int allowed_lds;                   /* cuFuncSetAttribute */
+    void *stream;                      /* of the last launch or fill */
 } fake_state;
 
 #endif

@@ -68,8 +68,33 @@ fa_problem test_problem(int64_t batch, int64_t heads, int64_t key_heads,
     test_contiguous(&p.q, batch, heads, seqlen_q, dim);
     test_contiguous(&p.k, batch, key_heads, seqlen_k, dim);
     test_contiguous(&p.v, batch, key_heads, seqlen_k, dim);
-    fa_tensor_like(&p.q, &p.out);
+    fa_tensor_like(&p.q, dim, &p.out);
     return p;
+}
+
+void test_retype(fa_problem *p, fa_dtype dtype)
+{
+    p->q.dtype = p->k.dtype = p->v.dtype = p->out.dtype = dtype;
+}
+
+void test_head_dim_v(fa_problem *p, int64_t dim)
+{
+    const fa_dtype dtype = p->v.dtype;
+    test_contiguous(&p->v, p->v.size[0], p->v.size[1], p->v.size[2], dim);
+    p->v.dtype = dtype;
+    fa_tensor_like(&p->q, dim, &p->out);
+}
+
+fa_gradients test_gradients(const fa_problem *p, uint32_t wanted)
+{
+    fa_gradients g = {.wanted = wanted};
+    fa_tensor_like(&p->out, p->out.size[3], &g.dout);
+    test_contiguous(&g.dlse, p->q.size[0], p->q.size[1], p->q.size[2], 1);
+    g.dlse.dtype = p->q.dtype == FA_F64 ? FA_F64 : FA_F32;
+    fa_tensor_like(&p->q, p->q.size[3], &g.dq);
+    fa_tensor_like(&p->k, p->k.size[3], &g.dk);
+    fa_tensor_like(&p->v, p->v.size[3], &g.dv);
+    return g;
 }
 
 double test_random(uint64_t *state)
@@ -97,12 +122,15 @@ int main(int argc, char **argv)
                     .sim = argv[4],
                     .only = argc > 5 ? argv[5] : NULL};
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
+    test_refusals(&run);
     test_plan(&run);
+    test_args(&run);
     test_reference(&run);
     test_driver(&run);
+    test_launch(&run);
     test_code(&run);
     test_torch_abi(&run);
-    test_forward(&run);
+    test_kernels(&run);
     printf("%d passed, %d failed, %d skipped\n", run.passed, run.failed,
            run.skipped);
     return run.failed != 0;

@@ -40,14 +40,24 @@ fa_problem test_problem(int64_t batch, int64_t heads, int64_t key_heads,
                         int64_t seqlen_q, int64_t seqlen_k, int64_t dim);
 void test_contiguous(fa_tensor *t, int64_t b, int64_t h, int64_t s, int64_t d);
 
+/* The same problem in another type, laid out alike, and with another head dim
+ * of v. */
+void test_retype(fa_problem *p, fa_dtype dtype);
+void test_head_dim_v(fa_problem *p, int64_t dim);
+/* Gradients as the op makes them, dout like out, no dlse. */
+fa_gradients test_gradients(const fa_problem *p, uint32_t wanted);
+
 /* A fixed sequence of numbers, roughly normal. */
 double test_random(uint64_t *state);
 
+void test_refusals(test_run *run);
 void test_plan(test_run *run);
+void test_args(test_run *run);
 void test_driver(test_run *run);
+void test_launch(test_run *run);
 void test_code(test_run *run);
 void test_reference(test_run *run);
-void test_forward(test_run *run);
+void test_kernels(test_run *run);
 void test_torch_abi(test_run *run);
 
 #endif

@@ -90,7 +90,7 @@ static void features_behind_the_architecture_do_not_matter(test_run *run)
 {
     fixture f;
     set_up(run, &f, FA_HIP);
-    write_code(&f, "fa_gfx906.co", 224, "ok");
+    write_code(&f, "fa_gfx906_f16.co", 224, "ok");
     CHECK(run, look_up(&f, 0, NULL) == FA_OK);
     CHECK(run, look_up(&f, 1, "gfx906:xnack-") == FA_OK);
     CHECK(run, f.function != NULL);
@@ -101,7 +101,7 @@ static void a_code_object_is_loaded_once_per_device(test_run *run)
 {
     fixture f;
     set_up(run, &f, FA_HIP);
-    write_code(&f, "fa_gfx906.co", 224, "ok");
+    write_code(&f, "fa_gfx906_f16.co", 224, "ok");
     for (int i = 0; i < 10; i++) {
         CHECK(run, look_up(&f, i % 2, NULL) == FA_OK);
     }
@@ -111,18 +111,63 @@ static void a_code_object_is_loaded_once_per_device(test_run *run)
     tear_down(&f);
 }
 
+/* The first row that computes in `arith`. */
+static const fa_variant *first_of(fa_dtype arith)
+{
+    const fa_variant *v = fa_variants;
+    while (v->arith != arith) {
+        v++;
+    }
+    return v;
+}
+
+static void each_arithmetic_has_a_file_that_is_loaded_when_needed(test_run *run)
+{
+    static const struct {
+        fa_dtype arith;
+        const char *name;
+    } units[] = {{FA_F16, "fa_gfx906_f16.co"},
+                 {FA_F32, "fa_gfx906_f32.co"},
+                 {FA_F64, "fa_gfx906_f64.co"}};
+    fixture f;
+    set_up(run, &f, FA_HIP);
+    for (int i = 0; i < 3; i++) {
+        const fa_variant *v = first_of(units[i].arith);
+        CHECK(run, fa_code_function(&f.codes, f.driver, f.folder, 0, NULL, v,
+                                    &f.function, &f.error) == FA_ECODE);
+        CHECK_TEXT(run, f.error.text, units[i].name);
+        write_code(&f, units[i].name, 224, "ok");
+        CHECK(run, fa_code_function(&f.codes, f.driver, f.folder, 0, NULL, v,
+                                    &f.function, &f.error) == FA_OK);
+        CHECK(run, f.state->loads == i + 1);
+    }
+    CHECK(run, look_up(&f, 0, NULL) == FA_OK && f.state->loads == 3);
+    tear_down(&f);
+}
+
+static void the_preparing_kernels_lie_with_their_own_arithmetic(test_run *run)
+{
+    for (int i = 0; i < FA_VARIANT_COUNT; i++) {
+        const fa_variant *v = &fa_variants[i];
+        if (v->pass == FA_PREPARE) {
+            const bool reads_double = (v->reads & FA_READS_F64) != 0;
+            CHECK(run, v->arith == (reads_double ? FA_F64 : FA_F32));
+        }
+    }
+}
+
 static void a_missing_file_names_path_and_variable(test_run *run)
 {
     fixture f;
     char expected[8192];
     set_up(run, &f, FA_HIP);
     snprintf(expected, sizeof expected,
-             "%s/fa_gfx906.co: expected a code object for gfx906, got: No "
+             "%s/fa_gfx906_f16.co: expected a code object for gfx906, got: No "
              "such file or directory; build it with FA_ARCHS=gfx906",
              f.folder);
     check_fails(run, &f, FA_ECODE, expected);
     /* Nothing is remembered of a failure. */
-    write_code(&f, "fa_gfx906.co", 224, "ok");
+    write_code(&f, "fa_gfx906_f16.co", 224, "ok");
     CHECK(run, look_up(&f, 0, NULL) == FA_OK);
     tear_down(&f);
 }
@@ -135,30 +180,30 @@ corrupt_files_are_refused_before_the_runtime_sees_them(test_run *run)
     const uint16_t machine = 224;
     const uint64_t section_table = 5000;
     set_up(run, &f, FA_HIP);
-    write_bytes(&f, "fa_gfx906.co", "", 0);
+    write_bytes(&f, "fa_gfx906_f16.co", "", 0);
     check_fails(run, &f, FA_ECODE,
-                "fa_gfx906.co: expected a code object "
+                "fa_gfx906_f16.co: expected a code object "
                 "(64-bit ELF), got 0 bytes");
-    write_bytes(&f, "fa_gfx906.co", "#!/bin/sh\n", 10);
+    write_bytes(&f, "fa_gfx906_f16.co", "#!/bin/sh\n", 10);
     check_fails(run, &f, FA_ECODE,
                 "got 10 bytes of something else; the file is corrupt");
-    write_bytes(&f, "fa_gfx906.co", cut, 10); /* the start of a header */
+    write_bytes(&f, "fa_gfx906_f16.co", cut, 10); /* the start of a header */
     check_fails(run, &f, FA_ECODE, "got 10 bytes of something else");
     memcpy(cut + 18, &machine, sizeof machine);
     memcpy(cut + 40, &section_table, sizeof section_table);
-    write_bytes(&f, "fa_gfx906.co", cut, sizeof cut);
+    write_bytes(&f, "fa_gfx906_f16.co", cut, sizeof cut);
     check_fails(run, &f, FA_ECODE,
-                "fa_gfx906.co: expected at least 5000 bytes, got 64; the "
+                "fa_gfx906_f16.co: expected at least 5000 bytes, got 64; the "
                 "file is corrupt");
     /* A table that starts inside the file and ends outside. */
     cut[40] = 60;
     cut[41] = 0;
     cut[58] = 64; /* bytes of an entry */
     cut[60] = 3;  /* entries */
-    write_bytes(&f, "fa_gfx906.co", cut, sizeof cut);
+    write_bytes(&f, "fa_gfx906_f16.co", cut, sizeof cut);
     check_fails(run, &f, FA_ECODE,
-                "fa_gfx906.co: expected at least 252 bytes, got 64");
-    write_code(&f, "fa_gfx906.co", 62, "ok");
+                "fa_gfx906_f16.co: expected at least 252 bytes, got 64");
+    write_code(&f, "fa_gfx906_f16.co", 62, "ok");
     check_fails(run, &f, FA_ECODE,
                 "expected a code object for ELF machine "
                 "224, got machine 62");
@@ -170,17 +215,18 @@ static void what_the_runtime_refuses_is_explained(test_run *run)
 {
     fixture f;
     set_up(run, &f, FA_HIP);
-    write_code(&f, "fa_gfx906.co", 224, "foreign");
+    write_code(&f, "fa_gfx906_f16.co", 224, "foreign");
     check_fails(run, &f, FA_ECODE,
-                "fa_gfx906.co: built for another "
+                "fa_gfx906_f16.co: built for another "
                 "architecture: hipModuleLoadData: "
                 "hipErrorNoBinaryForGpu (209)");
-    write_code(&f, "fa_gfx906.co", 224, "bad");
-    check_fails(run, &f, FA_ECODE, "fa_gfx906.co: not a usable code object");
-    write_code(&f, "fa_gfx906.co", 224, "incomplete");
+    write_code(&f, "fa_gfx906_f16.co", 224, "bad");
     check_fails(run, &f, FA_ECODE,
-                "fa_gfx906.co: expected kernel "
-                "fa_fwd_f16_d64_plain in it, got none");
+                "fa_gfx906_f16.co: not a usable code object");
+    write_code(&f, "fa_gfx906_f16.co", 224, "incomplete");
+    check_fails(run, &f, FA_ECODE,
+                "fa_gfx906_f16.co: expected kernel "
+                "fa_fwd_f16_d32_plain in it, got none");
     tear_down(&f);
 }
 
@@ -188,7 +234,7 @@ static void devices_that_do_not_exist_are_refused(test_run *run)
 {
     fixture f;
     set_up(run, &f, FA_HIP);
-    write_code(&f, "fa_gfx906.co", 224, "ok");
+    write_code(&f, "fa_gfx906_f16.co", 224, "ok");
     CHECK(run, look_up(&f, 2, NULL) == FA_EDEVICE);
     CHECK_TEXT(run, f.error.text,
                "device: expected an index below the "
@@ -217,13 +263,13 @@ static void the_standin_takes_the_highest_cubin_of_its_major(test_run *run)
     f.state->cc_major = 8;
     f.state->cc_minor = 9;
     check_fails(run, &f, FA_ECODE,
-                "fa_sm_89.cubin: expected a code object "
+                "fa_sm_89_f16.cubin: expected a code object "
                 "for sm_89");
-    write_code(&f, "fa_sm_90.cubin", 190, "ok");
-    check_fails(run, &f, FA_ECODE, "fa_sm_89.cubin: expected");
-    write_code(&f, "fa_sm_80.cubin", 190, "foreign");
-    check_fails(run, &f, FA_ECODE, "fa_sm_80.cubin: built for another");
-    write_code(&f, "fa_sm_86.cubin", 190, "ok");
+    write_code(&f, "fa_sm_90_f16.cubin", 190, "ok");
+    check_fails(run, &f, FA_ECODE, "fa_sm_89_f16.cubin: expected");
+    write_code(&f, "fa_sm_80_f16.cubin", 190, "foreign");
+    check_fails(run, &f, FA_ECODE, "fa_sm_80_f16.cubin: built for another");
+    write_code(&f, "fa_sm_86_f16.cubin", 190, "ok");
     CHECK(run, look_up(&f, 0, NULL) == FA_OK);
     tear_down(&f);
 }
@@ -248,7 +294,7 @@ static void threads_that_load_at_once_share_one_module(test_run *run)
         fixture f;
         pthread_t threads[THREADS];
         set_up(run, &f, FA_HIP);
-        write_code(&f, "fa_gfx906.co", 224, "ok");
+        write_code(&f, "fa_gfx906_f16.co", 224, "ok");
         f.state->slow = true;
         for (int i = 0; i < THREADS; i++) {
             if (pthread_create(&threads[i], NULL, look_up_in_thread, &f)) {
@@ -269,7 +315,7 @@ static void a_forked_child_can_look_up_and_load(test_run *run)
 {
     fixture f;
     set_up(run, &f, FA_HIP);
-    write_code(&f, "fa_gfx906.co", 224, "ok");
+    write_code(&f, "fa_gfx906_f16.co", 224, "ok");
     CHECK(run, look_up(&f, 0, NULL) == FA_OK);
     fflush(stdout);
     pid_t child = fork();
@@ -289,6 +335,8 @@ void test_code(test_run *run)
 {
     RUN(run, features_behind_the_architecture_do_not_matter);
     RUN(run, a_code_object_is_loaded_once_per_device);
+    RUN(run, each_arithmetic_has_a_file_that_is_loaded_when_needed);
+    RUN(run, the_preparing_kernels_lie_with_their_own_arithmetic);
     RUN(run, a_missing_file_names_path_and_variable);
     RUN(run, corrupt_files_are_refused_before_the_runtime_sees_them);
     RUN(run, what_the_runtime_refuses_is_explained);

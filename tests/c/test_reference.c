@@ -64,6 +64,36 @@ static void halves_round_to_the_nearest_even(test_run *run)
     CHECK(run, fa_half_from_double(-0.0) == 0x8000);
 }
 
+static void bfloats_convert_there_and_back(test_run *run)
+{
+    int wrong = 0;
+    for (uint32_t bits = 0; bits < 0x10000; bits++) {
+        const uint16_t bfloat = (uint16_t)bits;
+        const bool is_nan = (bfloat & 0x7f80) == 0x7f80 && (bfloat & 0x7f) != 0;
+        const double value = fa_bfloat_to_double(bfloat);
+        wrong +=
+            is_nan ? !isnan(value) : fa_bfloat_from_double(value) != bfloat;
+    }
+    CHECK(run, wrong == 0);
+    CHECK(run, fa_bfloat_to_double(0x3f80) == 1.0);
+    CHECK(run, fa_bfloat_to_double(0x0001) == 0x1p-133);
+}
+
+static void bfloats_round_to_the_nearest_even(test_run *run)
+{
+    CHECK(run, fa_bfloat_from_double(257.0) == 0x4380); /* 256 */
+    CHECK(run, fa_bfloat_from_double(259.0) == 0x4382); /* 260 */
+    CHECK(run, fa_bfloat_from_double(255.5) == 0x4380); /* next binade */
+    /* Not first to float, which would make a tie of it. */
+    CHECK(run, fa_bfloat_from_double(1.0 + 0x1p-8 + 0x1p-40) == 0x3f81);
+    CHECK(run, fa_bfloat_from_double(0x1p-134) == 0x0000);
+    CHECK(run, fa_bfloat_from_double(0x1.8p-133) == 0x0002);
+    CHECK(run, fa_bfloat_from_double(0x1.fefp127) == 0x7f7f);
+    CHECK(run, fa_bfloat_from_double(0x1.ffp127) == 0x7f80);
+    CHECK(run, fa_bfloat_from_double(-1e300) == 0xff80);
+    CHECK(run, isnan(fa_bfloat_to_double(fa_bfloat_from_double(NAN))));
+}
+
 static void values_of_one_give_one(test_run *run)
 {
     fixture *f = make(2, 2, 1, 5, 7, 4);
@@ -158,14 +188,168 @@ static void huge_scores_do_not_overflow(test_run *run)
     free(f);
 }
 
+/* -- gradients ------------------------------------------------------------- */
+
+/* A problem in double precision with all that its backward needs. */
+typedef struct steep {
+    fa_problem p;
+    fa_gradients g;
+    double q[ROOM], k[ROOM], v[ROOM], dout[ROOM], dlse[ROOM];
+    double dq[ROOM], dk[ROOM], dv[ROOM];
+    double out[ROOM], lse[ROOM], scratch[ROOM];
+} steep;
+
+static steep *make_steep(int64_t h, int64_t hk, int64_t sq, int64_t sk,
+                         int64_t d, int64_t dv, int causal)
+{
+    steep *s = calloc(1, sizeof *s);
+    uint64_t seed = 11;
+    if (s == NULL) {
+        abort();
+    }
+    s->p = test_problem(2, h, hk, sq, sk, d);
+    test_head_dim_v(&s->p, dv);
+    test_retype(&s->p, FA_F64);
+    s->p.scale = -0.4;
+    s->p.causal = causal;
+    s->g = test_gradients(&s->p, FA_WANT_DQ | FA_WANT_DK | FA_WANT_DV);
+    for (int i = 0; i < ROOM; i++) {
+        s->q[i] = test_random(&seed);
+        s->k[i] = test_random(&seed);
+        s->v[i] = test_random(&seed);
+        s->dout[i] = test_random(&seed);
+        s->dlse[i] = test_random(&seed);
+    }
+    s->p.q.data = s->q;
+    s->p.k.data = s->k;
+    s->p.v.data = s->v;
+    s->g.dout.data = s->dout;
+    s->g.dlse.data = s->dlse;
+    return s;
+}
+
+/* sum(dout * out) + sum(dlse * lse), of the rows that see a key. */
+static double loss(steep *s)
+{
+    const int64_t dim = s->p.v.size[3];
+    const int64_t rows = s->p.q.size[0] * s->p.q.size[1] * s->p.q.size[2];
+    double sum = 0.0;
+    fa_reference_forward(&s->p, s->out, s->lse, s->scratch);
+    for (int64_t row = 0; row < rows; row++) {
+        if (isinf(s->lse[row])) {
+            continue;
+        }
+        sum += s->dlse[row] * s->lse[row];
+        for (int64_t d = 0; d < dim; d++) {
+            sum += s->dout[row * dim + d] * s->out[row * dim + d];
+        }
+    }
+    return sum;
+}
+
+/* The largest difference between a gradient and central differences. */
+static double worst(steep *s, double *input, const double *gradient,
+                    int64_t count)
+{
+    const double step = 1e-5;
+    double most = 0.0;
+    for (int64_t i = 0; i < count; i++) {
+        const double before = input[i];
+        input[i] = before + step;
+        const double above = loss(s);
+        input[i] = before - step;
+        const double below = loss(s);
+        input[i] = before;
+        most = fmax(most, fabs((above - below) / (2.0 * step) - gradient[i]));
+    }
+    return most;
+}
+
+static void gradients_equal_finite_differences(test_run *run)
+{
+    static const int64_t shapes[][6] = {
+        /* h, hk, sq, sk, d, dv */
+        {1, 1, 3, 5, 4, 4},
+        {4, 2, 4, 3, 3, 5},
+        {2, 1, 5, 3, 2, 1},
+    };
+    for (int i = 0; i < 9; i++) {
+        const int64_t *n = shapes[i % 3];
+        steep *s = make_steep(n[0], n[1], n[2], n[3], n[4], n[5], i / 3);
+        const int64_t queries = 2 * n[0] * n[2];
+        const int64_t keys = 2 * n[1] * n[3];
+        fa_reference_backward(&s->p, &s->g, s->dq, s->dk, s->dv, s->scratch);
+        /* Seen: at most 2e-10. */
+        CHECK(run, worst(s, s->q, s->dq, queries * n[4]) < 1e-8);
+        CHECK(run, worst(s, s->k, s->dk, keys * n[4]) < 1e-8);
+        CHECK(run, worst(s, s->v, s->dv, keys * n[5]) < 1e-8);
+        free(s);
+    }
+}
+
+static void rows_that_see_no_key_have_no_gradient(test_run *run)
+{
+    steep *s = make_steep(1, 1, 5, 3, 4, 4, FA_CAUSAL_BOTTOM_RIGHT);
+    s->g.dlse.data = NULL;
+    fa_reference_backward(&s->p, &s->g, s->dq, s->dk, s->dv, s->scratch);
+    for (int i = 0; i < 2 * 4; i++) { /* the first two rows */
+        CHECK(run, s->dq[i] == 0.0);
+    }
+    CHECK(run, s->dq[2 * 4] == 0.0); /* one key: its weight is 1 */
+    CHECK(run, s->dv[0] != 0.0 && s->dk[0] != 0.0);
+    free(s);
+}
+
+static void no_gradient_of_lse_is_a_gradient_of_zero(test_run *run)
+{
+    steep *s = make_steep(2, 1, 3, 4, 4, 4, FA_CAUSAL_NONE);
+    double first[2 * 2 * 3 * 4];
+    memset(s->dlse, 0, sizeof s->dlse);
+    fa_reference_backward(&s->p, &s->g, s->dq, s->dk, s->dv, s->scratch);
+    memcpy(first, s->dq, sizeof first);
+    s->g.dlse.data = NULL;
+    fa_reference_backward(&s->p, &s->g, s->dq, s->dk, s->dv, s->scratch);
+    CHECK(run, memcmp(first, s->dq, sizeof first) == 0);
+    free(s);
+}
+
+/* The same numbers in every type that can hold them. */
+static void elements_of_every_type_are_read_and_rounded(test_run *run)
+{
+    void *memory = calloc(64, sizeof(double));
+    if (memory == NULL) {
+        abort();
+    }
+    for (int dtype = FA_F16; dtype <= FA_F64; dtype++) {
+        fa_tensor t = {.data = memory,
+                       .dtype = (fa_dtype)dtype,
+                       .size = {2, 2, 3, 2},
+                       .stride = {24, 12, 4, 2}};
+        memset(memory, 0, 64 * sizeof(double));
+        fa_element_set(&t, 1, 1, 2, 1, -2.5);
+        fa_element_set(&t, 0, 1, 2, 1, 1.0 + 0x1p-30);
+        CHECK(run, fa_element_get(&t, 1, 1, 2, 1) == -2.5);
+        CHECK(run, fa_element_get(&t, 0, 1, 2, 1) ==
+                       (dtype == FA_F64 ? 1.0 + 0x1p-30 : 1.0));
+        CHECK(run, fa_element_get(&t, 0, 0, 0, 0) == 0.0);
+    }
+    free(memory);
+}
+
 void test_reference(test_run *run)
 {
     RUN(run, halves_convert_there_and_back);
     RUN(run, halves_round_to_the_nearest_even);
+    RUN(run, bfloats_convert_there_and_back);
+    RUN(run, bfloats_round_to_the_nearest_even);
+    RUN(run, elements_of_every_type_are_read_and_rounded);
     RUN(run, values_of_one_give_one);
     RUN(run, a_single_key_is_returned_as_it_is);
     RUN(run, rows_that_see_no_key_give_zero_and_minus_infinity);
     RUN(run, causal_rows_equal_problems_with_fewer_keys);
     RUN(run, grouped_heads_equal_repeated_heads);
     RUN(run, huge_scores_do_not_overflow);
+    RUN(run, gradients_equal_finite_differences);
+    RUN(run, rows_that_see_no_key_have_no_gradient);
+    RUN(run, no_gradient_of_lse_is_a_gradient_of_zero);
 }

@@ -1,0 +1,385 @@
+/* test_args.c: what each step of a plan is told, and which memory it names.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#include "host/plan.h"
+#include "test.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { ALL = FA_WANT_DQ | FA_WANT_DK | FA_WANT_DV };
+
+/* A call whose tensors lie at addresses that tell them apart; nothing is
+ * read there. */
+typedef struct fixture {
+    fa_problem p;
+    fa_gradients g;
+    fa_plan plan;
+    fa_call call;
+} fixture;
+
+static void *const workspace = (void *)0x10000000;
+
+static void *address(int i)
+{
+    return (void *)(uintptr_t)(0x1000 * (i + 1));
+}
+
+enum {
+    AT_Q,
+    AT_K,
+    AT_V,
+    AT_DOUT,
+    AT_OUT,
+    AT_DQ,
+    AT_DK,
+    AT_DV,
+    AT_LSE,
+    AT_OUT_LO,
+    AT_DLSE
+};
+
+static void set_up(fixture *f, fa_dtype dtype, uint32_t wanted)
+{
+    f->p = test_problem(2, 4, 2, 65, 129, 40);
+    test_head_dim_v(&f->p, 24);
+    test_retype(&f->p, dtype);
+    f->p.q.data = address(AT_Q);
+    f->p.k.data = address(AT_K);
+    f->p.v.data = address(AT_V);
+    f->p.out.data = address(AT_OUT);
+    f->p.lse = address(AT_LSE);
+    f->p.out_lo = address(AT_OUT_LO);
+    f->p.scale = -0.25;
+    f->p.causal = FA_CAUSAL_BOTTOM_RIGHT;
+    f->g = test_gradients(&f->p, wanted);
+    f->g.dout.data = address(AT_DOUT);
+    f->g.dq.data = address(AT_DQ);
+    f->g.dk.data = address(AT_DK);
+    f->g.dv.data = address(AT_DV);
+    f->g.dlse.data = address(AT_DLSE);
+}
+
+static void plan_forward(test_run *run, fixture *f)
+{
+    fa_error error;
+    CHECK(run, fa_plan_forward(&f->p, &f->plan, &error) == FA_OK);
+}
+
+static void plan_backward(test_run *run, fixture *f)
+{
+    fa_error error;
+    CHECK(run, fa_plan_backward(&f->p, &f->g, &f->plan, &error) == FA_OK);
+}
+
+static const fa_args *fill(fixture *f, int step)
+{
+    memset(&f->call, 0x5a, sizeof f->call); /* what is not filled shows */
+    fa_call_fill(&f->p, f->plan.backward ? &f->g : NULL, &f->plan,
+                 &f->plan.step[step], workspace, &f->call);
+    return &f->call.args;
+}
+
+/* The access to the memory at `data`, 0 if the call does not name it. */
+static uint32_t access_to(const fa_call *call, const void *data)
+{
+    for (size_t i = 0; i < call->access_count; i++) {
+        if (call->access[i].tensor->data == data) {
+            return call->access[i].access;
+        }
+    }
+    return 0;
+}
+
+static void *in_workspace(size_t at)
+{
+    return at == FA_NOWHERE ? NULL : (char *)workspace + at;
+}
+
+/* That exactly these tensors are named and have views, and what is done to
+ * them; arrays are looked at by the caller, who gives their number. */
+static void check_tensors(test_run *run, const fixture *f, uint32_t reads,
+                          uint32_t writes, size_t others)
+{
+    const fa_args *args = &f->call.args;
+    const fa_view *const views[8] = {&args->q,    &args->k,   &args->v,
+                                     &args->dout, &args->out, &args->dq,
+                                     &args->dk,   &args->dv};
+    size_t count = others;
+    for (int i = 0; i < 8; i++) {
+        const uint32_t expected = (reads >> i & 1) != 0    ? FA_READ
+                                  : (writes >> i & 1) != 0 ? FA_WRITE
+                                                           : 0;
+        CHECK(run, access_to(&f->call, address(i)) == expected);
+        CHECK(run, views[i]->data == (expected == 0 ? NULL : address(i)));
+        count += expected != 0;
+    }
+    CHECK(run, f->call.access_count == count);
+    CHECK(run, (args->wide & ~(reads | writes)) == 0);
+}
+
+static void a_forward_names_inputs_outputs_and_lse(test_run *run)
+{
+    fixture f;
+    set_up(&f, FA_F16, 0);
+    plan_forward(run, &f);
+    const fa_args *args = fill(&f, 0);
+    const uint32_t inputs = FA_SET_Q | FA_SET_K | FA_SET_V;
+    check_tensors(run, &f, inputs, FA_SET_OUT, 2);
+    CHECK(run, args->lse == f.p.lse && args->out_lo == f.p.out_lo);
+    CHECK(run, access_to(&f.call, f.p.lse) == FA_WRITE);
+    CHECK(run, access_to(&f.call, f.p.out_lo) == FA_WRITE);
+    CHECK(run, args->delta == NULL && args->dlse.data == NULL);
+    CHECK(run, args->wide == (inputs | FA_SET_OUT));
+    for (int i = 0; i < FA_PREPARED; i++) {
+        CHECK(run, args->scale_of[i] == NULL && args->block_of[i] == NULL);
+    }
+    CHECK(run, args->prepare == 0 && args->only_unfit == 0);
+    f.p.out_lo = NULL;
+    args = fill(&f, 0);
+    CHECK(run, args->out_lo == NULL && f.call.access_count == 5);
+}
+
+static void numbers_reach_the_kernel(test_run *run)
+{
+    fixture f;
+    set_up(&f, FA_BF16, ALL);
+    plan_forward(run, &f);
+    const fa_args *args = fill(&f, 1);
+    CHECK(run, args->scale == -0.25);
+    CHECK(run, fabs((double)args->scale_log2 - 0.36067376) < 1e-8);
+    CHECK(run, args->seqlen_q == 65 && args->seqlen_k == 129);
+    CHECK(run, args->head_dim == 40 && args->head_dim_v == 24);
+    CHECK(run, args->heads == 4 && args->group == 2);
+    CHECK(run, args->diagonal == 64);
+    CHECK(run, args->stored == FA_BF16 && args->stored_grad == FA_BF16);
+    f.g.dq.dtype = f.g.dk.dtype = f.g.dv.dtype = FA_F32;
+    plan_backward(run, &f);
+    args = fill(&f, 1);
+    CHECK(run, args->stored == FA_BF16 && args->stored_grad == FA_F32);
+    f.p.causal = FA_CAUSAL_TOP_LEFT;
+    CHECK(run, fill(&f, 1)->diagonal == 0);
+    f.p.causal = FA_CAUSAL_NONE;
+    CHECK(run, fill(&f, 1)->diagonal == 129);
+}
+
+static void strides_of_dimensions_of_size_one_become_zero(test_run *run)
+{
+    fixture f;
+    set_up(&f, FA_F16, ALL);
+    f.p = test_problem(1, 2, 2, 4, 1, 64);
+    f.p.q.stride[0] = INT64_MAX;
+    f.p.k.stride[2] = -3;
+    f.p.v.stride[3] = 5;
+    f.p.v.stride[1] = 1000;
+    plan_forward(run, &f);
+    const fa_args *args = fill(&f, 0);
+    CHECK(run, args->q.stride[0] == 0 && args->q.stride[1] == 4 * 64);
+    CHECK(run, args->q.stride[2] == 64 && args->q.stride[3] == 1);
+    CHECK(run, args->k.stride[2] == 0);
+    CHECK(run, args->v.stride[3] == 5 && args->v.stride[1] == 1000);
+}
+
+/* The plan may be older than the memory. */
+static void wideness_is_asked_of_the_memory_at_the_launch(test_run *run)
+{
+    fixture f;
+    set_up(&f, FA_F16, 0);
+    f.p.out.data = f.p.out_lo = NULL;
+    plan_forward(run, &f);
+    CHECK(run, f.plan.narrow[4].cause == FA_CAUSE_WIDE);
+    f.p.out.data = address(AT_OUT);
+    CHECK(run, (fill(&f, 0)->wide & FA_SET_OUT) != 0);
+    f.p.out.data = (char *)address(AT_OUT) + 8;
+    CHECK(run, (fill(&f, 0)->wide & FA_SET_OUT) == 0);
+    f.p.out.data = address(AT_OUT);
+    f.p.out_lo = (char *)address(AT_OUT_LO) + 2;
+    CHECK(run, (fill(&f, 0)->wide & FA_SET_OUT) == 0);
+    f.p.k.stride[2] = 41;
+    CHECK(run, fill(&f, 0)->wide == (FA_SET_Q | FA_SET_V));
+}
+
+static void preparing_reads_its_tensors_and_writes_arrays(test_run *run)
+{
+    fixture f;
+    set_up(&f, FA_F16, ALL);
+    plan_backward(run, &f);
+    const fa_args *args = fill(&f, 0);
+    const fa_workspace *w = &f.plan.workspace;
+    /* out_lo, dlse, delta, and the blocks of v and dout. */
+    check_tensors(run, &f, FA_SET_V | FA_SET_DOUT | FA_SET_OUT, 0, 5);
+    CHECK(run, args->prepare == (FA_SET_V | FA_SET_DOUT));
+    CHECK(run, args->prepare_blocks == 3);
+    CHECK(run, access_to(&f.call, f.p.out_lo) == FA_READ);
+    CHECK(run, access_to(&f.call, f.g.dlse.data) == FA_READ);
+    CHECK(run, args->dlse.data == f.g.dlse.data);
+    CHECK(run, args->dlse.stride[0] == 4 * 65 && args->dlse.stride[2] == 1);
+    CHECK(run, args->delta == in_workspace(w->delta));
+    CHECK(run, access_to(&f.call, args->delta) == FA_WRITE);
+    CHECK(run, args->lse == NULL);
+    for (int i = 0; i < FA_PREPARED; i++) {
+        CHECK(run, args->scale_of[i] == NULL);
+        CHECK(run, (void *)args->block_of[i] == in_workspace(w->block_of[i]));
+        CHECK(run, (args->block_of[i] != NULL) == (i == 2 || i == 3));
+        CHECK(run, args->block_of[i] == NULL ||
+                       access_to(&f.call, args->block_of[i]) == FA_WRITE);
+    }
+    f.g.dlse.data = NULL;
+    f.p.out_lo = NULL;
+    args = fill(&f, 0);
+    CHECK(run, args->dlse.data == NULL && args->out_lo == NULL);
+    CHECK(run, f.call.access_count == 3 + 3);
+}
+
+static void preparing_float32_makes_delta_alone(test_run *run)
+{
+    static const fa_dtype types[] = {FA_F32, FA_F64};
+    for (int i = 0; i < 2; i++) {
+        fixture f;
+        set_up(&f, types[i], ALL);
+        f.p.out_lo = NULL;
+        plan_backward(run, &f);
+        const fa_args *args = fill(&f, 0);
+        check_tensors(run, &f, FA_SET_DOUT | FA_SET_OUT, 0, 2);
+        CHECK(run, args->prepare == FA_SET_DOUT);
+        CHECK(run, args->block_of[3] == NULL && args->scale_of[3] == NULL);
+        CHECK(run, args->delta == workspace);
+    }
+}
+
+/* The steps of a plan must agree on where things are, so this is checked for
+ * what the first writes and the others read. */
+static void check_arrays(test_run *run, const fixture *f, uint32_t access,
+                         uint32_t blocks, uint32_t scales)
+{
+    const fa_args *args = &f->call.args;
+    const fa_workspace *w = &f->plan.workspace;
+    for (int i = 0; i < FA_PREPARED; i++) {
+        const void *block = args->block_of[i];
+        const void *scale = args->scale_of[i];
+        CHECK(run,
+              block == ((blocks >> i & 1) != 0 ? in_workspace(w->block_of[i])
+                                               : NULL));
+        CHECK(run,
+              scale == ((scales >> i & 1) != 0 ? in_workspace(w->scale_of[i])
+                                               : NULL));
+        CHECK(run, block == NULL || access_to(&f->call, block) == access);
+        CHECK(run, scale == NULL || access_to(&f->call, scale) == access);
+    }
+}
+
+static void steps_of_a_bfloat16_forward_share_arrays(test_run *run)
+{
+    const uint32_t inputs = FA_SET_Q | FA_SET_K | FA_SET_V;
+    fixture f;
+    set_up(&f, FA_BF16, 0);
+    plan_forward(run, &f);
+    const fa_args *args = fill(&f, 0);
+    check_tensors(run, &f, inputs, 0, 6);
+    check_arrays(run, &f, FA_WRITE, inputs, inputs);
+    CHECK(run, args->delta == NULL && args->prepare == inputs);
+    args = fill(&f, 1);
+    check_tensors(run, &f, inputs, FA_SET_OUT, 2 + 6);
+    check_arrays(run, &f, FA_READ, inputs, inputs);
+    CHECK(run, args->only_unfit == 0 && args->prepare == 0);
+    args = fill(&f, 2);
+    check_tensors(run, &f, inputs, FA_SET_OUT, 2 + 3);
+    check_arrays(run, &f, FA_READ, inputs, 0);
+    CHECK(run, args->only_unfit == 1);
+}
+
+static void steps_of_a_bfloat16_backward_share_arrays(test_run *run)
+{
+    const uint32_t inputs = FA_SET_Q | FA_SET_K | FA_SET_V | FA_SET_DOUT;
+    const uint32_t kv = FA_SET_DK | FA_SET_DV;
+    fixture f;
+    set_up(&f, FA_BF16, ALL);
+    plan_backward(run, &f);
+    fill(&f, 0);
+    check_tensors(run, &f, inputs | FA_SET_OUT, 0, 3 + 8);
+    check_arrays(run, &f, FA_WRITE, inputs, inputs);
+    for (int step = 1; step < 5; step++) {
+        const bool fast = step < 3;
+        const fa_args *args = fill(&f, step);
+        check_tensors(run, &f, inputs, step % 2 == 1 ? kv : FA_SET_DQ,
+                      2 + 4 + (fast ? 4 : 0));
+        check_arrays(run, &f, FA_READ, inputs, fast ? inputs : 0);
+        CHECK(run, args->only_unfit == (fast ? 0 : 1));
+        CHECK(run, args->lse == f.p.lse);
+        CHECK(run, access_to(&f.call, args->lse) == FA_READ);
+        CHECK(run, args->delta == in_workspace(f.plan.workspace.delta));
+        CHECK(run, access_to(&f.call, args->delta) == FA_READ);
+        CHECK(run, args->out_lo == NULL && args->dlse.data == NULL);
+    }
+}
+
+static void passes_of_a_float16_backward_read_norms_of_v_and_dout(test_run *run)
+{
+    const uint32_t inputs = FA_SET_Q | FA_SET_K | FA_SET_V | FA_SET_DOUT;
+    fixture f;
+    set_up(&f, FA_F16, ALL);
+    plan_backward(run, &f);
+    fill(&f, 1);
+    check_tensors(run, &f, inputs, FA_SET_DK | FA_SET_DV, 2 + 2);
+    check_arrays(run, &f, FA_READ, FA_SET_V | FA_SET_DOUT, 0);
+    fill(&f, 2);
+    check_tensors(run, &f, inputs, FA_SET_DQ, 2 + 2);
+    check_arrays(run, &f, FA_READ, FA_SET_V | FA_SET_DOUT, 0);
+}
+
+static void gradients_that_are_not_wanted_have_no_address(test_run *run)
+{
+    const uint32_t inputs = FA_SET_Q | FA_SET_K | FA_SET_V | FA_SET_DOUT;
+    fixture f;
+    set_up(&f, FA_F32, FA_WANT_DV);
+    plan_backward(run, &f);
+    fill(&f, 1);
+    check_tensors(run, &f, inputs, FA_SET_DV, 2);
+    set_up(&f, FA_F32, FA_WANT_DK);
+    plan_backward(run, &f);
+    fill(&f, 1);
+    check_tensors(run, &f, inputs, FA_SET_DK, 2);
+}
+
+/* What the simulator is told of arrays: their whole extent, no more. */
+static void arrays_are_named_with_their_extent(test_run *run)
+{
+    fixture f;
+    set_up(&f, FA_BF16, ALL);
+    plan_backward(run, &f);
+    fill(&f, 0);
+    for (size_t i = 0; i < f.call.access_count; i++) {
+        const fa_tensor *t = f.call.access[i].tensor;
+        const int64_t rows = t->size[2];
+        if (t->data == f.call.args.block_of[1]) {
+            CHECK(run, t->size[1] == 2 && rows == 3 && t->size[3] == 2);
+            CHECK(run, t->stride[0] == 12 && t->stride[2] == 2);
+        } else if (t->data == f.call.args.scale_of[3]) {
+            CHECK(run, t->size[1] == 4 && rows == 65 && t->size[3] == 1);
+            CHECK(run, t->stride[1] == 65 && t->dtype == FA_F32);
+        } else if (t->data == f.call.args.delta) {
+            CHECK(run, t->size[1] == 4 && rows == 65 && t->dtype == FA_F32);
+        }
+    }
+    set_up(&f, FA_F64, ALL);
+    plan_backward(run, &f);
+    fill(&f, 1);
+    for (size_t i = 0; i < f.call.access_count; i++) {
+        CHECK(run, f.call.access[i].tensor->dtype == FA_F64);
+    }
+}
+
+void test_args(test_run *run)
+{
+    RUN(run, a_forward_names_inputs_outputs_and_lse);
+    RUN(run, numbers_reach_the_kernel);
+    RUN(run, strides_of_dimensions_of_size_one_become_zero);
+    RUN(run, wideness_is_asked_of_the_memory_at_the_launch);
+    RUN(run, preparing_reads_its_tensors_and_writes_arrays);
+    RUN(run, preparing_float32_makes_delta_alone);
+    RUN(run, steps_of_a_bfloat16_forward_share_arrays);
+    RUN(run, steps_of_a_bfloat16_backward_share_arrays);
+    RUN(run, passes_of_a_float16_backward_read_norms_of_v_and_dout);
+    RUN(run, gradients_that_are_not_wanted_have_no_address);
+    RUN(run, arrays_are_named_with_their_extent);
+}

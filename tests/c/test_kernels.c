@@ -1,0 +1,440 @@
+/* test_kernels.c: the shipped gfx906 kernels in the simulator, through the
+ * whole host layer, against the reference.
+ *
+ * Everything that surrounds an output is filled with canaries: before and
+ * behind it, and between its elements.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#define _POSIX_C_SOURCE 200809L
+#include "host/reference.h"
+#include "test.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { GUARD_BYTES = 512, CANARY = 0x7e, MAX_BLOCKS = 16 };
+
+typedef struct shape {
+    int64_t batch, heads, key_heads, seqlen_q, seqlen_k, dim, dim_v;
+    fa_dtype dtype;
+    int causal;
+    double scale;
+    int64_t pad;      /* elements between rows of every tensor */
+    bool interleaved; /* (B, S, H, D) in memory */
+    bool strict_bf16;
+} shape;
+
+/* A problem in guarded memory. */
+typedef struct fixture {
+    fa_problem p;
+    fa_gradients g;
+    fa_runtime *runtime;
+    fa_target target;
+    void *block[MAX_BLOCKS];
+    int block_count;
+    uint64_t seed;
+} fixture;
+
+static double square(double x)
+{
+    return x * x;
+}
+
+/* Relative to the type's unit roundoff: what a result may be off in norm. */
+static double bound(fa_dtype dtype)
+{
+    static const double roundoff[] = {0x1p-11, 0x1p-8, 0x1p-24, 0x1p-53};
+    return (dtype == FA_F16 || dtype == FA_BF16 ? 2.0 : 16.0) * roundoff[dtype];
+}
+
+/* -- memory ---------------------------------------------------------------- */
+
+static size_t extent_bytes(const fa_tensor *t)
+{
+    int64_t last = 0;
+    for (int d = 0; d < 4; d++) {
+        last += (t->size[d] - 1) * t->stride[d];
+    }
+    return (size_t)(last + 1) * fa_dtype_bytes(t->dtype);
+}
+
+/* Aligned memory full of canaries, with guards around it. */
+static void *make_memory(fixture *f, size_t bytes)
+{
+    const size_t all = (bytes + 2 * GUARD_BYTES + 63) / 64 * 64;
+    char *block = aligned_alloc(64, all);
+    if (block == NULL || f->block_count == MAX_BLOCKS) {
+        abort();
+    }
+    memset(block, CANARY, all);
+    f->block[f->block_count++] = block;
+    return block + GUARD_BYTES;
+}
+
+static void lay_out(fixture *f, fa_tensor *t, const shape *s, int64_t heads,
+                    int64_t length, int64_t dim)
+{
+    const int64_t row = dim + s->pad;
+    *t = (fa_tensor){.dtype = s->dtype,
+                     .size = {s->batch, heads, length, dim},
+                     .stride = {heads * length * row,
+                                s->interleaved ? row : length * row,
+                                s->interleaved ? heads * row : row, 1}};
+    t->data = make_memory(f, extent_bytes(t));
+}
+
+typedef void (*visitor)(const fa_tensor *t, int64_t b, int64_t h, int64_t i,
+                        int64_t d, void *context);
+
+/* Calls `visit` for every element in order. */
+static void for_each(const fa_tensor *t, visitor visit, void *context)
+{
+    for (int64_t n = 0; n < t->size[0] * t->size[1] * t->size[2] * t->size[3];
+         n++) {
+        const int64_t row = n / t->size[3];
+        visit(t, row / t->size[2] / t->size[1], row / t->size[2] % t->size[1],
+              row % t->size[2], n % t->size[3], context);
+    }
+}
+
+static void set_random(const fa_tensor *t, int64_t b, int64_t h, int64_t i,
+                       int64_t d, void *seed)
+{
+    fa_element_set(t, b, h, i, d, test_random(seed));
+}
+
+static void set_canary(const fa_tensor *t, int64_t b, int64_t h, int64_t i,
+                       int64_t d, void *context)
+{
+    const size_t bytes = fa_dtype_bytes(t->dtype);
+    const int64_t at = b * t->stride[0] + h * t->stride[1] + i * t->stride[2] +
+                       d * t->stride[3];
+    (void)context;
+    memset((char *)t->data + (size_t)at * bytes, CANARY, bytes);
+}
+
+/* How many canaries around and between the elements of `t` are gone.  Its
+ * elements become canaries, too. */
+static size_t count_overwritten(const fa_tensor *t)
+{
+    const char *data = t->data;
+    const size_t bytes = extent_bytes(t);
+    size_t wrong = 0;
+    for_each(t, set_canary, NULL);
+    for (size_t i = 0; i < bytes + 2 * GUARD_BYTES; i++) {
+        wrong += data[i - GUARD_BYTES] != CANARY;
+    }
+    return wrong;
+}
+
+static void set_up(test_run *run, fixture *f, const shape *s)
+{
+    fa_error error = {""};
+    memset(f, 0, sizeof *f);
+    f->seed = 2024;
+    f->p.scale = s->scale;
+    f->p.causal = s->causal;
+    f->p.strict_bf16 = s->strict_bf16;
+    f->target = (fa_target){.backend = FA_SIM, .arch = "gfx906"};
+    lay_out(f, &f->p.q, s, s->heads, s->seqlen_q, s->dim);
+    lay_out(f, &f->p.k, s, s->key_heads, s->seqlen_k, s->dim);
+    lay_out(f, &f->p.v, s, s->key_heads, s->seqlen_k, s->dim_v);
+    lay_out(f, &f->p.out, s, s->heads, s->seqlen_q, s->dim_v);
+    for_each(&f->p.q, set_random, &f->seed);
+    for_each(&f->p.k, set_random, &f->seed);
+    for_each(&f->p.v, set_random, &f->seed);
+    CHECK(run, fa_runtime_open(run->code_dir, run->sim, &f->runtime, &error) ==
+                   FA_OK);
+}
+
+static void tear_down(fixture *f)
+{
+    fa_runtime_close(f->runtime);
+    for (int i = 0; i < f->block_count; i++) {
+        free(f->block[i]);
+    }
+}
+
+static fa_tensor rows_tensor(fixture *f)
+{
+    const int64_t *q = f->p.q.size;
+    fa_tensor t = {.dtype = f->p.q.dtype == FA_F64 ? FA_F64 : FA_F32,
+                   .size = {q[0], q[1], q[2], 1},
+                   .stride = {q[1] * q[2], q[2], 1, 1}};
+    t.data = make_memory(f, extent_bytes(&t));
+    return t;
+}
+
+/* -- comparing ------------------------------------------------------------- */
+
+typedef struct difference {
+    const double *expected; /* the next one */
+    double squares;
+    double norm;
+    double largest;
+    int mismatched; /* infinities that are not the same */
+} difference;
+
+static void compare(const fa_tensor *t, int64_t b, int64_t h, int64_t i,
+                    int64_t d, void *context)
+{
+    difference *diff = context;
+    const double expected = *diff->expected++;
+    const double got = fa_element_get(t, b, h, i, d);
+    if (isinf(expected)) {
+        diff->mismatched += !(got == expected);
+        return;
+    }
+    diff->squares += square(got - expected);
+    diff->norm += square(expected);
+    diff->largest = fmax(diff->largest, fabs(got - expected));
+}
+
+/* The relative error in norm. */
+static double error_of(const fa_tensor *t, const double *expected)
+{
+    difference diff = {.expected = expected};
+    for_each(t, compare, &diff);
+    return diff.norm > 0.0 ? sqrt(diff.squares / diff.norm)
+                           : sqrt(diff.squares);
+}
+
+static double *make_doubles(fixture *f, int64_t count)
+{
+    return make_memory(f, (size_t)count * sizeof(double));
+}
+
+static int64_t count_of(const fa_tensor *t)
+{
+    return t->size[0] * t->size[1] * t->size[2] * t->size[3];
+}
+
+/* Reports the error of one tensor and what surrounds it. */
+static void check_result(test_run *run, const char *name, const fa_tensor *t,
+                         const double *expected, double most)
+{
+    const double error = error_of(t, expected);
+    CHECK(run, error <= most);
+    if (run->only != NULL || !(error <= most)) { /* for a closer look */
+        printf("%s: %.2e, at most %.2e\n", name, error, most);
+    }
+    CHECK(run, count_overwritten(t) == 0);
+}
+
+/* -- running --------------------------------------------------------------- */
+
+/* Plans and runs the forward into out and `lse`. */
+static bool run_forward(test_run *run, fixture *f, const fa_tensor *lse)
+{
+    fa_plan plan;
+    fa_counts counts = {0};
+    fa_error error = {""};
+    f->p.lse = lse->data;
+    bool ok = CHECK(run, fa_plan_forward(&f->p, &plan, &error) == FA_OK);
+    if (ok) {
+        void *workspace = make_memory(f, plan.workspace.bytes);
+        ok = CHECK(run, fa_forward(f->runtime, &f->target, &f->p, &plan,
+                                   workspace, &counts, &error) == FA_OK);
+        CHECK(run, counts.wave_instructions > 0);
+    }
+    if (!ok) {
+        CHECK_TEXT(run, error.text, "(no error)");
+    }
+    return ok;
+}
+
+static void check_forward(test_run *run, const shape *s)
+{
+    fixture f;
+    set_up(run, &f, s);
+    const fa_tensor lse = rows_tensor(&f);
+    if (run_forward(run, &f, &lse)) {
+        double *out = make_doubles(&f, count_of(&f.p.out));
+        double *exact = make_doubles(&f, count_of(&lse));
+        double *scores = make_doubles(&f, s->seqlen_k);
+        fa_reference_forward(&f.p, out, exact, scores);
+        difference of_lse = {.expected = exact};
+        for_each(&lse, compare, &of_lse);
+        CHECK(run, of_lse.mismatched == 0);
+        CHECK(run, of_lse.largest < (s->dtype == FA_F64 ? 1e-13 : 1e-5));
+        check_result(run, "out", &f.p.out, out, bound(s->dtype));
+        CHECK(run, count_overwritten(&lse) == 0);
+    }
+    tear_down(&f);
+}
+
+/* Forward and backward, gradients in q's type. */
+static void check_backward(test_run *run, const shape *s)
+{
+    const bool is_short = s->dtype == FA_F16 || s->dtype == FA_BF16;
+    fixture f;
+    fa_plan plan;
+    fa_counts counts = {0};
+    fa_error error = {""};
+    set_up(run, &f, s);
+    const fa_tensor lse = rows_tensor(&f);
+    f.g.wanted = FA_WANT_DQ | FA_WANT_DK | FA_WANT_DV;
+    f.p.out_lo = is_short ? make_memory(&f, extent_bytes(&f.p.out)) : NULL;
+    lay_out(&f, &f.g.dout, s, s->heads, s->seqlen_q, s->dim_v);
+    lay_out(&f, &f.g.dq, s, s->heads, s->seqlen_q, s->dim);
+    lay_out(&f, &f.g.dk, s, s->key_heads, s->seqlen_k, s->dim);
+    lay_out(&f, &f.g.dv, s, s->key_heads, s->seqlen_k, s->dim_v);
+    f.g.dlse = rows_tensor(&f);
+    for_each(&f.g.dout, set_random, &f.seed);
+    for_each(&f.g.dlse, set_random, &f.seed);
+    bool ok = run_forward(run, &f, &lse) &&
+              CHECK(run, fa_plan_backward(&f.p, &f.g, &plan, &error) == FA_OK);
+    if (ok) {
+        void *workspace = make_memory(&f, plan.workspace.bytes);
+        ok = CHECK(run, fa_backward(f.runtime, &f.target, &f.p, &f.g, &plan,
+                                    workspace, &counts, &error) == FA_OK);
+    }
+    if (!ok) {
+        CHECK_TEXT(run, error.text, "(no error)");
+        tear_down(&f);
+        return;
+    }
+    double *all = calloc((size_t)(count_of(&f.g.dq) + count_of(&f.g.dk) +
+                                  count_of(&f.g.dv) + 2 * s->seqlen_k),
+                         sizeof *all);
+    if (all == NULL) {
+        abort();
+    }
+    double *dk = all + count_of(&f.g.dq);
+    double *dv = dk + count_of(&f.g.dk);
+    double *scratch = dv + count_of(&f.g.dv);
+    fa_reference_backward(&f.p, &f.g, all, dk, dv, scratch);
+    /* Gradients see the rounding of weights, too. */
+    check_result(run, "dq", &f.g.dq, all, 2.0 * bound(s->dtype));
+    check_result(run, "dk", &f.g.dk, dk, 2.0 * bound(s->dtype));
+    check_result(run, "dv", &f.g.dv, dv, 2.0 * bound(s->dtype));
+    free(all);
+    tear_down(&f);
+}
+
+static bool is_built(test_run *run)
+{
+    static const char *const units[] = {"f16", "f32", "f64"};
+    char path[4096];
+    for (int i = 0; i < 4; i++) {
+        if (i == 3) {
+            snprintf(path, sizeof path, "%s", run->sim);
+        } else {
+            snprintf(path, sizeof path, "%s/fa_gfx906_%s.co", run->code_dir,
+                     units[i]);
+        }
+        if (access(path, R_OK) != 0) {
+            test_skip(run, "not built:", path);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Two query tiles and two key tiles, neither full. */
+static const shape usual = {.batch = 1,
+                            .heads = 2,
+                            .key_heads = 1,
+                            .seqlen_q = 130,
+                            .seqlen_k = 70,
+                            .dim = 64,
+                            .dim_v = 64,
+                            .causal = FA_CAUSAL_NONE,
+                            .scale = 0.125};
+
+/* Every row of the table is a pass, a type and a bucket; the steps of a call
+ * bring in FA_PREPARE and the strict kernels. */
+static void check_rows(test_run *run, bool backward)
+{
+    for (int i = 0; i < FA_VARIANT_COUNT; i++) {
+        const fa_variant *v = &fa_variants[i];
+        if (v->pass != (backward ? FA_BACKWARD_Q : FA_FORWARD)) {
+            continue;
+        }
+        for (int dtype = FA_F16; dtype <= FA_F64; dtype++) {
+            shape s = usual;
+            if ((v->reads >> dtype & 1) == 0) {
+                continue;
+            }
+            s.dtype = (fa_dtype)dtype;
+            s.strict_bf16 = s.dtype == FA_BF16 && v->arith == FA_F32;
+            s.dim = s.dim_v = v->dim;
+            s.pad = dtype % 2 == 0 ? 8 : 3; /* wide and narrow */
+            (backward ? check_backward : check_forward)(run, &s);
+        }
+    }
+}
+
+static void every_forward_agrees_with_the_reference(test_run *run)
+{
+    if (is_built(run)) {
+        check_rows(run, false);
+    }
+}
+
+static void every_backward_agrees_with_the_reference(test_run *run)
+{
+    if (is_built(run)) {
+        check_rows(run, true);
+    }
+}
+
+static void ragged_head_dims_and_interleaved_heads_agree(test_run *run)
+{
+    if (!is_built(run)) {
+        return;
+    }
+    for (int dtype = FA_F16; dtype <= FA_F64; dtype++) {
+        shape s = {2, 2,    2, 9,    33,   40, 40, (fa_dtype)dtype,
+                   0, -0.3, 0, true, false};
+        check_backward(run, &s);
+        s.dim = 77;
+        s.dim_v = 5;
+        check_backward(run, &s);
+    }
+}
+
+static void causal_masks_agree_also_where_rows_see_nothing(test_run *run)
+{
+    if (!is_built(run)) {
+        return;
+    }
+    for (int dtype = FA_F16; dtype <= FA_F64; dtype++) {
+        shape s = usual;
+        s.dtype = (fa_dtype)dtype;
+        s.seqlen_q = 100;
+        s.causal = FA_CAUSAL_TOP_LEFT;
+        check_backward(run, &s);
+        s.causal = FA_CAUSAL_BOTTOM_RIGHT;
+        check_backward(run, &s);
+        s.seqlen_q = 5;
+        check_backward(run, &s);
+    }
+}
+
+static void one_row_and_one_key_agree(test_run *run)
+{
+    if (!is_built(run)) {
+        return;
+    }
+    for (int dtype = FA_F16; dtype <= FA_F64; dtype++) {
+        shape s = usual;
+        s.dtype = (fa_dtype)dtype;
+        s.heads = s.key_heads = s.seqlen_q = s.seqlen_k = 1;
+        check_forward(run, &s);
+        s.dim = s.dim_v = 1;
+        check_forward(run, &s);
+    }
+}
+
+void test_kernels(test_run *run)
+{
+    RUN(run, every_forward_agrees_with_the_reference);
+    RUN(run, every_backward_agrees_with_the_reference);
+    RUN(run, ragged_head_dims_and_interleaved_heads_agree);
+    RUN(run, causal_masks_agree_also_where_rows_see_nothing);
+    RUN(run, one_row_and_one_key_agree);
+}
