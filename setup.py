@@ -49,7 +49,7 @@ def version() -> str:
 
 
 def compile_flags() -> list[str]:
-    # -fexceptions: torch's errors are thrown through frames of ops.c.
+    # -fexceptions: torch's errors are thrown through our frames (torch_args.c).
     flags = ["-std=c11", "-ffp-contract=off", "-fvisibility=hidden", "-fexceptions"]
     flags += "-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wvla".split()
     if os.environ.get("FA_DEBUG") == "1":

@@ -32,6 +32,7 @@
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "python/calls.h"
+#include "python/parse.h"
 
 PyObject *fa_raise_error(PyObject *module, const fa_error *error)
 {
@@ -44,147 +45,6 @@ PyObject *fa_raise_runtime_error(const fa_error *error)
 {
     PyErr_SetString(PyExc_RuntimeError, error->text);
     return NULL;
-}
-
-/* -- parsing --------------------------------------------------------------- */
-
-static int check_count(const char *function, Py_ssize_t got, Py_ssize_t least,
-                       Py_ssize_t most)
-{
-    if (got < least || got > most) {
-        PyErr_Format(PyExc_TypeError,
-                     "%s: expected %zd positional arguments, got %zd", function,
-                     got < least ? least : most, got);
-        return -1;
-    }
-    return 0;
-}
-
-/* 0, or -1 with an exception set, like all of these. */
-static int parse_int64(PyObject *from, int64_t *to)
-{
-    long long value = PyLong_AsLongLong(from);
-    if (value == -1 && PyErr_Occurred()) {
-        return -1;
-    }
-    *to = value;
-    return 0;
-}
-
-static int parse_int(PyObject *from, int *to)
-{
-    long value = PyLong_AsLong(from);
-    if (value == -1 && PyErr_Occurred()) {
-        return -1;
-    }
-    if (value < -0x7fffffffL || value > 0x7fffffffL) {
-        PyErr_Format(PyExc_OverflowError,
-                     "expected a number of 32 bits, got %ld", value);
-        return -1;
-    }
-    *to = (int)value;
-    return 0;
-}
-
-static int parse_pointer(PyObject *from, void **to)
-{
-    *to = PyLong_AsVoidPtr(from);
-    return *to == NULL && PyErr_Occurred() ? -1 : 0;
-}
-
-static int parse_tuple(const char *name, PyObject *from, int count, int64_t *to)
-{
-    if (!PyTuple_Check(from) || PyTuple_Size(from) != count) {
-        PyErr_Format(PyExc_TypeError,
-                     "%s: expected a tuple of %d ints, got "
-                     "%R",
-                     name, count, from);
-        return -1;
-    }
-    for (int i = 0; i < count; i++) {
-        if (parse_int64(PyTuple_GetItem(from, i), &to[i])) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
-static int parse_dtype(PyObject *from, fa_dtype *to)
-{
-    int code = 0;
-    if (parse_int(from, &code)) {
-        return -1;
-    }
-    if (code < FA_F16 || code > FA_F64) {
-        PyErr_Format(PyExc_ValueError, "dtype: expected 0..3, got %d", code);
-        return -1;
-    }
-    *to = (fa_dtype)code;
-    return 0;
-}
-
-/* A number that is negative becomes one that the plan refuses. */
-static int parse_wanted(PyObject *from, uint32_t *to)
-{
-    int wanted = 0;
-    if (parse_int(from, &wanted)) {
-        return -1;
-    }
-    *to = (uint32_t)wanted;
-    return 0;
-}
-
-static int parse_bool(PyObject *from, bool *to)
-{
-    const int value = PyObject_IsTrue(from);
-    *to = value == 1;
-    return value < 0 ? -1 : 0;
-}
-
-/* q_size, q_stride, k_size, ... from six arguments in a row. */
-static int parse_shapes(PyObject *const *args, fa_dtype dtype,
-                        fa_problem *problem)
-{
-    static const char *const names[] = {"q_size",   "q_stride", "k_size",
-                                        "k_stride", "v_size",   "v_stride"};
-    fa_tensor *const tensors[] = {&problem->q, &problem->k, &problem->v};
-    for (int i = 0; i < 3; i++) {
-        tensors[i]->dtype = dtype;
-        if (parse_tuple(names[2 * i], args[2 * i], 4, tensors[i]->size) ||
-            parse_tuple(names[2 * i + 1], args[2 * i + 1], 4,
-                        tensors[i]->stride)) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
-static int parse_scale_causal(PyObject *const *args, fa_problem *problem)
-{
-    problem->scale = PyFloat_AsDouble(args[0]);
-    if (problem->scale == -1.0 && PyErr_Occurred()) {
-        return -1;
-    }
-    return parse_int(args[1], &problem->causal);
-}
-
-/* Fills arch (room for FA_STATE_ARCH_CHARS) from a str or None. */
-static int parse_arch(PyObject *from, char *arch, bool *given)
-{
-    *given = from != Py_None;
-    if (!*given) {
-        return 0;
-    }
-    PyObject *bytes = PyUnicode_AsUTF8String(from);
-    const char *text = bytes == NULL ? NULL : PyBytes_AsString(bytes);
-    int failed = text == NULL ? -1 : 0;
-    fa_error error;
-    if (!failed && fa_state_copy_arch(text, arch, &error) != FA_OK) {
-        PyErr_SetString(PyExc_RuntimeError, error.text);
-        failed = -1;
-    }
-    Py_XDECREF(bytes);
-    return failed;
 }
 
 /* -- where a call goes ----------------------------------------------------- */
@@ -204,11 +64,11 @@ static int parse_where(PyObject *const *args, where *w)
     bool arch_given = false;
     fa_error error;
     *w = (where){0};
-    if (parse_int(args[DEVICE_TYPE], &w->device_type) ||
-        parse_int(args[DEVICE_INDEX], &w->target.device) ||
-        parse_pointer(args[STREAM], &w->target.stream) ||
-        parse_arch(args[ARCH], w->arch, &arch_given) ||
-        parse_dtype(args[DTYPE], &w->dtype)) {
+    if (fa_parse_int(args[DEVICE_TYPE], &w->device_type) ||
+        fa_parse_int(args[DEVICE_INDEX], &w->target.device) ||
+        fa_parse_pointer(args[STREAM], &w->target.stream) ||
+        fa_parse_arch(args[ARCH], w->arch, &arch_given) ||
+        fa_parse_dtype(args[DTYPE], &w->dtype)) {
         return -1;
     }
     if (w->device_type != 0 && w->device_type != 1) {
@@ -266,7 +126,7 @@ static int parse_out(PyObject *out_stride, fa_problem *p)
     p->out = p->q;
     p->out.data = data;
     p->out.size[3] = p->v.size[3];
-    return parse_tuple("out_stride", out_stride, 4, p->out.stride);
+    return fa_parse_tuple("out_stride", out_stride, 4, p->out.stride);
 }
 
 PyObject *fa_module_forward(PyObject *module, PyObject *const *args,
@@ -297,18 +157,18 @@ PyObject *fa_module_forward(PyObject *module, PyObject *const *args,
     int64_t bytes = 0;
     (void)module;
 
-    if (check_count("forward", count, ARGS, ARGS) || parse_where(args, &w) ||
-        parse_pointer(args[Q_PTR], &p.q.data) ||
-        parse_pointer(args[K_PTR], &p.k.data) ||
-        parse_pointer(args[V_PTR], &p.v.data) ||
-        parse_pointer(args[OUT_PTR], &p.out.data) ||
-        parse_pointer(args[LSE_PTR], &p.lse) ||
-        parse_pointer(args[OUT_LO_PTR], &p.out_lo) ||
-        parse_pointer(args[WORKSPACE_PTR], &workspace) ||
-        parse_int64(args[WORKSPACE_BYTES], &bytes) ||
-        parse_shapes(args + Q_SIZE, w.dtype, &p) ||
+    if (fa_check_count("forward", count, ARGS, ARGS) || parse_where(args, &w) ||
+        fa_parse_pointer(args[Q_PTR], &p.q.data) ||
+        fa_parse_pointer(args[K_PTR], &p.k.data) ||
+        fa_parse_pointer(args[V_PTR], &p.v.data) ||
+        fa_parse_pointer(args[OUT_PTR], &p.out.data) ||
+        fa_parse_pointer(args[LSE_PTR], &p.lse) ||
+        fa_parse_pointer(args[OUT_LO_PTR], &p.out_lo) ||
+        fa_parse_pointer(args[WORKSPACE_PTR], &workspace) ||
+        fa_parse_int64(args[WORKSPACE_BYTES], &bytes) ||
+        fa_parse_shapes(args + Q_SIZE, w.dtype, &p) ||
         parse_out(args[OUT_STRIDE], &p) ||
-        parse_scale_causal(args + SCALE, &p)) {
+        fa_parse_scale_causal(args + SCALE, &p)) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -380,33 +240,33 @@ PyObject *fa_module_backward(PyObject *module, PyObject *const *args,
     bool grads_fp32 = false;
     (void)module;
 
-    if (check_count("backward", count, ARGS, ARGS) || parse_where(args, &w) ||
-        parse_bool(args[GRADS_FP32], &grads_fp32) ||
-        parse_wanted(args[WANTED], &g.wanted) ||
-        parse_pointer(args[Q_PTR], &p.q.data) ||
-        parse_pointer(args[K_PTR], &p.k.data) ||
-        parse_pointer(args[V_PTR], &p.v.data) ||
-        parse_pointer(args[OUT_PTR], &p.out.data) ||
-        parse_pointer(args[LSE_PTR], &p.lse) ||
-        parse_pointer(args[OUT_LO_PTR], &p.out_lo) ||
-        parse_pointer(args[WORKSPACE_PTR], &workspace) ||
-        parse_int64(args[WORKSPACE_BYTES], &bytes) ||
-        parse_shapes(args + Q_SIZE, w.dtype, &p) ||
+    if (fa_check_count("backward", count, ARGS, ARGS) ||
+        parse_where(args, &w) || fa_parse_bool(args[GRADS_FP32], &grads_fp32) ||
+        fa_parse_wanted(args[WANTED], &g.wanted) ||
+        fa_parse_pointer(args[Q_PTR], &p.q.data) ||
+        fa_parse_pointer(args[K_PTR], &p.k.data) ||
+        fa_parse_pointer(args[V_PTR], &p.v.data) ||
+        fa_parse_pointer(args[OUT_PTR], &p.out.data) ||
+        fa_parse_pointer(args[LSE_PTR], &p.lse) ||
+        fa_parse_pointer(args[OUT_LO_PTR], &p.out_lo) ||
+        fa_parse_pointer(args[WORKSPACE_PTR], &workspace) ||
+        fa_parse_int64(args[WORKSPACE_BYTES], &bytes) ||
+        fa_parse_shapes(args + Q_SIZE, w.dtype, &p) ||
         parse_out(args[OUT_STRIDE], &p) ||
-        parse_scale_causal(args + SCALE, &p)) {
+        fa_parse_scale_causal(args + SCALE, &p)) {
         return NULL;
     }
     shape_gradients(&p, grads_fp32, &g);
-    if (parse_pointer(args[DOUT_PTR], &g.dout.data) ||
-        parse_pointer(args[DLSE_PTR], &g.dlse.data) ||
-        parse_pointer(args[DQ_PTR], &g.dq.data) ||
-        parse_pointer(args[DK_PTR], &g.dk.data) ||
-        parse_pointer(args[DV_PTR], &g.dv.data) ||
-        parse_tuple("dout_stride", args[DOUT_STRIDE], 4, g.dout.stride) ||
-        parse_tuple("dlse_stride", args[DLSE_STRIDE], 3, g.dlse.stride) ||
-        parse_tuple("dq_stride", args[DQ_STRIDE], 4, g.dq.stride) ||
-        parse_tuple("dk_stride", args[DK_STRIDE], 4, g.dk.stride) ||
-        parse_tuple("dv_stride", args[DV_STRIDE], 4, g.dv.stride)) {
+    if (fa_parse_pointer(args[DOUT_PTR], &g.dout.data) ||
+        fa_parse_pointer(args[DLSE_PTR], &g.dlse.data) ||
+        fa_parse_pointer(args[DQ_PTR], &g.dq.data) ||
+        fa_parse_pointer(args[DK_PTR], &g.dk.data) ||
+        fa_parse_pointer(args[DV_PTR], &g.dv.data) ||
+        fa_parse_tuple("dout_stride", args[DOUT_STRIDE], 4, g.dout.stride) ||
+        fa_parse_tuple("dlse_stride", args[DLSE_STRIDE], 3, g.dlse.stride) ||
+        fa_parse_tuple("dq_stride", args[DQ_STRIDE], 4, g.dq.stride) ||
+        fa_parse_tuple("dk_stride", args[DK_STRIDE], 4, g.dk.stride) ||
+        fa_parse_tuple("dv_stride", args[DV_STRIDE], 4, g.dv.stride)) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -433,13 +293,14 @@ PyObject *fa_module_load(PyObject *module, PyObject *const *args,
     int device_type = 0;
     (void)module;
 
-    if (check_count("load", count, 3, 4) || parse_int(args[0], &device_type) ||
-        parse_int(args[1], &target.device) ||
-        parse_arch(args[2], arch, &arch_given)) {
+    if (fa_check_count("load", count, 3, 4) ||
+        fa_parse_int(args[0], &device_type) ||
+        fa_parse_int(args[1], &target.device) ||
+        fa_parse_arch(args[2], arch, &arch_given)) {
         return NULL;
     }
     const bool any = count == 3 || args[3] == Py_None;
-    if (!any && parse_dtype(args[3], &dtype)) {
+    if (!any && fa_parse_dtype(args[3], &dtype)) {
         return NULL;
     }
     target.arch = arch_given ? arch : NULL;
@@ -484,13 +345,13 @@ PyObject *fa_module_workspace(PyObject *module, PyObject *const *args,
     uint32_t wanted = 0;
     (void)module;
 
-    if (check_count("workspace", count, 5, 5) || parse_dtype(args[0], &dtype) ||
-        parse_wanted(args[4], &wanted)) {
+    if (fa_check_count("workspace", count, 5, 5) ||
+        fa_parse_dtype(args[0], &dtype) || fa_parse_wanted(args[4], &wanted)) {
         return NULL;
     }
     for (int i = 0; i < 3; i++) {
         tensors[i]->dtype = dtype;
-        if (parse_tuple(names[i], args[1 + i], 4, tensors[i]->size)) {
+        if (fa_parse_tuple(names[i], args[1 + i], 4, tensors[i]->size)) {
             return NULL;
         }
     }
@@ -543,15 +404,15 @@ PyObject *fa_module_plan(PyObject *module, PyObject *const *args,
     char why[FA_WHY_CHARS];
 
     /* An address that equals its alignment has that alignment. */
-    if (check_count("plan", count, WANTED, ARGS) ||
-        parse_dtype(args[PLAN_DTYPE], &dtype) ||
-        parse_pointer(args[Q_ALIGN], &p.q.data) ||
-        parse_pointer(args[K_ALIGN], &p.k.data) ||
-        parse_pointer(args[V_ALIGN], &p.v.data) ||
-        parse_shapes(args + Q_SIZE, dtype, &p) ||
-        parse_scale_causal(args + SCALE, &p) ||
-        (count > WANTED && parse_wanted(args[WANTED], &wanted)) ||
-        (count > GRADS_FP32 && parse_bool(args[GRADS_FP32], &grads_fp32))) {
+    if (fa_check_count("plan", count, WANTED, ARGS) ||
+        fa_parse_dtype(args[PLAN_DTYPE], &dtype) ||
+        fa_parse_pointer(args[Q_ALIGN], &p.q.data) ||
+        fa_parse_pointer(args[K_ALIGN], &p.k.data) ||
+        fa_parse_pointer(args[V_ALIGN], &p.v.data) ||
+        fa_parse_shapes(args + Q_SIZE, dtype, &p) ||
+        fa_parse_scale_causal(args + SCALE, &p) ||
+        (count > WANTED && fa_parse_wanted(args[WANTED], &wanted)) ||
+        (count > GRADS_FP32 && fa_parse_bool(args[GRADS_FP32], &grads_fp32))) {
         return NULL;
     }
     if (plan_alone(&p, wanted, grads_fp32, &plan, &error) != FA_OK) {

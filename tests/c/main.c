@@ -124,6 +124,7 @@ int main(int argc, char **argv)
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
     test_refusals(&run);
     test_plan(&run);
+    test_wide(&run);
     test_args(&run);
     test_reference(&run);
     test_driver(&run);

@@ -52,6 +52,7 @@ double test_random(uint64_t *state);
 
 void test_refusals(test_run *run);
 void test_plan(test_run *run);
+void test_wide(test_run *run);
 void test_args(test_run *run);
 void test_driver(test_run *run);
 void test_launch(test_run *run);

@@ -1,0 +1,138 @@
+/* parse.c: Python's objects as numbers.  See parse.h.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#include "python/parse.h"
+
+int fa_check_count(const char *function, Py_ssize_t got, Py_ssize_t least,
+                   Py_ssize_t most)
+{
+    if (got < least || got > most) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s: expected %zd positional arguments, got %zd", function,
+                     got < least ? least : most, got);
+        return -1;
+    }
+    return 0;
+}
+
+int fa_parse_int64(PyObject *from, int64_t *to)
+{
+    long long value = PyLong_AsLongLong(from);
+    if (value == -1 && PyErr_Occurred()) {
+        return -1;
+    }
+    *to = value;
+    return 0;
+}
+
+int fa_parse_int(PyObject *from, int *to)
+{
+    long value = PyLong_AsLong(from);
+    if (value == -1 && PyErr_Occurred()) {
+        return -1;
+    }
+    if (value < -0x7fffffffL || value > 0x7fffffffL) {
+        PyErr_Format(PyExc_OverflowError,
+                     "expected a number of 32 bits, got %ld", value);
+        return -1;
+    }
+    *to = (int)value;
+    return 0;
+}
+
+int fa_parse_pointer(PyObject *from, void **to)
+{
+    *to = PyLong_AsVoidPtr(from);
+    return *to == NULL && PyErr_Occurred() ? -1 : 0;
+}
+
+int fa_parse_tuple(const char *name, PyObject *from, int count, int64_t *to)
+{
+    if (!PyTuple_Check(from) || PyTuple_Size(from) != count) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s: expected a tuple of %d ints, got "
+                     "%R",
+                     name, count, from);
+        return -1;
+    }
+    for (int i = 0; i < count; i++) {
+        if (fa_parse_int64(PyTuple_GetItem(from, i), &to[i])) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+int fa_parse_dtype(PyObject *from, fa_dtype *to)
+{
+    int code = 0;
+    if (fa_parse_int(from, &code)) {
+        return -1;
+    }
+    if (code < FA_F16 || code > FA_F64) {
+        PyErr_Format(PyExc_ValueError, "dtype: expected 0..3, got %d", code);
+        return -1;
+    }
+    *to = (fa_dtype)code;
+    return 0;
+}
+
+int fa_parse_wanted(PyObject *from, uint32_t *to)
+{
+    int wanted = 0;
+    if (fa_parse_int(from, &wanted)) {
+        return -1;
+    }
+    *to = (uint32_t)wanted;
+    return 0;
+}
+
+int fa_parse_bool(PyObject *from, bool *to)
+{
+    const int value = PyObject_IsTrue(from);
+    *to = value == 1;
+    return value < 0 ? -1 : 0;
+}
+
+int fa_parse_shapes(PyObject *const *args, fa_dtype dtype, fa_problem *problem)
+{
+    static const char *const names[] = {"q_size",   "q_stride", "k_size",
+                                        "k_stride", "v_size",   "v_stride"};
+    fa_tensor *const tensors[] = {&problem->q, &problem->k, &problem->v};
+    for (int i = 0; i < 3; i++) {
+        tensors[i]->dtype = dtype;
+        if (fa_parse_tuple(names[2 * i], args[2 * i], 4, tensors[i]->size) ||
+            fa_parse_tuple(names[2 * i + 1], args[2 * i + 1], 4,
+                           tensors[i]->stride)) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+int fa_parse_scale_causal(PyObject *const *args, fa_problem *problem)
+{
+    problem->scale = PyFloat_AsDouble(args[0]);
+    if (problem->scale == -1.0 && PyErr_Occurred()) {
+        return -1;
+    }
+    return fa_parse_int(args[1], &problem->causal);
+}
+
+int fa_parse_arch(PyObject *from, char *arch, bool *given)
+{
+    *given = from != Py_None;
+    if (!*given) {
+        return 0;
+    }
+    PyObject *bytes = PyUnicode_AsUTF8String(from);
+    const char *text = bytes == NULL ? NULL : PyBytes_AsString(bytes);
+    int failed = text == NULL ? -1 : 0;
+    fa_error error;
+    if (!failed && fa_state_copy_arch(text, arch, &error) != FA_OK) {
+        PyErr_SetString(PyExc_RuntimeError, error.text);
+        failed = -1;
+    }
+    Py_XDECREF(bytes);
+    return failed;
+}
