@@ -97,6 +97,18 @@ fa_gradients test_gradients(const fa_problem *p, uint32_t wanted)
     return g;
 }
 
+bool test_fast_bf16(test_run *run)
+{
+    for (int i = 0; i < FA_VARIANT_COUNT; i++) {
+        const fa_variant *v = &fa_variants[i];
+        if (v->arith == FA_F16 && (v->reads & FA_READS_BF16) != 0) {
+            return true;
+        }
+    }
+    test_skip(run, "no row of variants.def:", "bfloat16 through fp16");
+    return false;
+}
+
 double test_random(uint64_t *state)
 {
     double sum = 0.0; /* of 12 uniform numbers: variance 1 */

@@ -47,6 +47,10 @@ void test_head_dim_v(fa_problem *p, int64_t dim);
 /* Gradients as the op makes them, dout like out, no dlse. */
 fa_gradients test_gradients(const fa_problem *p, uint32_t wanted);
 
+/* Whether there are kernels that take bfloat16 through fp16; skips the test if
+ * not. */
+bool test_fast_bf16(test_run *run);
+
 /* A fixed sequence of numbers, roughly normal. */
 double test_random(uint64_t *state);
 

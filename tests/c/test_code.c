@@ -72,10 +72,20 @@ static void write_code(const fixture *f, const char *name, uint16_t machine,
     write_bytes(f, name, bytes, 64 + strlen(text) + 1);
 }
 
+/* The first row that computes in `arith`. */
+static const fa_variant *first_of(fa_dtype arith)
+{
+    const fa_variant *v = fa_variants;
+    while (v->arith != arith) {
+        v++;
+    }
+    return v;
+}
+
 static fa_status look_up(fixture *f, int device, const char *arch)
 {
     return fa_code_function(&f->codes, f->driver, f->folder, device, arch,
-                            &fa_variants[0], &f->function, &f->error);
+                            first_of(FA_F16), &f->function, &f->error);
 }
 
 static void check_fails(test_run *run, fixture *f, fa_status expected,
@@ -109,16 +119,6 @@ static void a_code_object_is_loaded_once_per_device(test_run *run)
     fa_code_clear(&f.codes);
     CHECK(run, f.state->unloads == 2);
     tear_down(&f);
-}
-
-/* The first row that computes in `arith`. */
-static const fa_variant *first_of(fa_dtype arith)
-{
-    const fa_variant *v = fa_variants;
-    while (v->arith != arith) {
-        v++;
-    }
-    return v;
 }
 
 static void each_arithmetic_has_a_file_that_is_loaded_when_needed(test_run *run)
@@ -224,9 +224,11 @@ static void what_the_runtime_refuses_is_explained(test_run *run)
     check_fails(run, &f, FA_ECODE,
                 "fa_gfx906_f16.co: not a usable code object");
     write_code(&f, "fa_gfx906_f16.co", 224, "incomplete");
-    check_fails(run, &f, FA_ECODE,
-                "fa_gfx906_f16.co: expected kernel "
-                "fa_fwd_f16_d32_plain in it, got none");
+    char expected[256];
+    snprintf(expected, sizeof expected,
+             "fa_gfx906_f16.co: expected kernel %s in it, got none",
+             first_of(FA_F16)->symbol);
+    check_fails(run, &f, FA_ECODE, expected);
     tear_down(&f);
 }
 
@@ -283,7 +285,7 @@ static void *look_up_in_thread(void *argument)
     void *function = NULL;
     fa_status status =
         fa_code_function(&f->codes, f->driver, f->folder, 0, NULL,
-                         &fa_variants[0], &function, &error);
+                         first_of(FA_F16), &function, &error);
     return status == FA_OK ? function : NULL;
 }
 

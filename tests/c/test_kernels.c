@@ -43,11 +43,12 @@ static double square(double x)
     return x * x;
 }
 
-/* Relative to the type's unit roundoff: what a result may be off in norm. */
+/* What a result may be off in norm, in the type's unit roundoffs.  Seen: 0.7
+ * where the result is rounded to 16 bits, else 16. */
 static double bound(fa_dtype dtype)
 {
     static const double roundoff[] = {0x1p-11, 0x1p-8, 0x1p-24, 0x1p-53};
-    return (dtype == FA_F16 || dtype == FA_BF16 ? 2.0 : 16.0) * roundoff[dtype];
+    return (dtype == FA_F16 || dtype == FA_BF16 ? 1.5 : 32.0) * roundoff[dtype];
 }
 
 /* -- memory ---------------------------------------------------------------- */
@@ -307,10 +308,9 @@ static void check_backward(test_run *run, const shape *s)
     double *dv = dk + count_of(&f.g.dk);
     double *scratch = dv + count_of(&f.g.dv);
     fa_reference_backward(&f.p, &f.g, all, dk, dv, scratch);
-    /* Gradients see the rounding of weights, too. */
-    check_result(run, "dq", &f.g.dq, all, 2.0 * bound(s->dtype));
-    check_result(run, "dk", &f.g.dk, dk, 2.0 * bound(s->dtype));
-    check_result(run, "dv", &f.g.dv, dv, 2.0 * bound(s->dtype));
+    check_result(run, "dq", &f.g.dq, all, bound(s->dtype));
+    check_result(run, "dk", &f.g.dk, dk, bound(s->dtype));
+    check_result(run, "dv", &f.g.dv, dv, bound(s->dtype));
     free(all);
     tear_down(&f);
 }

@@ -152,6 +152,9 @@ static void a_forward_is_one_step_but_for_bfloat16(test_run *run)
 static void
 bfloat16_goes_through_fp16_and_again_where_it_did_not_fit(test_run *run)
 {
+    if (!test_fast_bf16(run)) {
+        return;
+    }
     fa_problem p = test_problem(2, 4, 2, 200, 100, 40);
     char symbols[FA_SYMBOLS_CHARS];
     test_retype(&p, FA_BF16);
@@ -210,6 +213,9 @@ static void a_backward_prepares_then_goes_over_keys_then_queries(test_run *run)
 
 static void a_backward_of_bfloat16_repeats_both_passes(test_run *run)
 {
+    if (!test_fast_bf16(run)) {
+        return;
+    }
     fa_problem p = test_problem(2, 4, 2, 200, 100, 40);
     test_retype(&p, FA_BF16);
     const fa_gradients g = test_gradients(&p, ALL);
@@ -319,9 +325,17 @@ static void the_workspace_holds_what_the_steps_exchange(test_run *run)
     g = test_gradients(&p, ALL);
     plan = backward_of(run, &p, &g);
     check_workspace(run, &plan, 520 * 8, (size_t[4]){0}, (size_t[4]){0});
+}
+
+static void bfloat16_needs_a_scale_for_each_row(test_run *run)
+{
+    if (!test_fast_bf16(run)) {
+        return;
+    }
+    fa_problem p = test_problem(2, 4, 2, 65, 129, 40);
     test_retype(&p, FA_BF16);
-    g = test_gradients(&p, ALL);
-    plan = backward_of(run, &p, &g);
+    const fa_gradients g = test_gradients(&p, ALL);
+    fa_plan plan = backward_of(run, &p, &g);
     check_workspace(run, &plan, 520 * 4,
                     (size_t[4]){520 * 4, 516 * 4, 516 * 4, 520 * 4},
                     (size_t[4]){16 * 8, 12 * 8, 12 * 8, 16 * 8});
@@ -401,6 +415,7 @@ void test_plan(test_run *run)
     RUN(run, only_the_passes_of_wanted_gradients_run);
     RUN(run, grids_cover_every_row_head_and_batch);
     RUN(run, the_workspace_holds_what_the_steps_exchange);
+    RUN(run, bfloat16_needs_a_scale_for_each_row);
     RUN(run, empty_problems_need_no_kernel);
     RUN(run, empty_backwards_fill_what_has_elements);
 }
