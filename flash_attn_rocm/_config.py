@@ -6,6 +6,7 @@ A malformed value gives one warning and the documented default:
     FLASH_ATTN_ROCM_CODE_DIR  folder of code objects     _code in this package
     FLASH_ATTN_ROCM_LOG       debug | info | warning | error        not set up
     FLASH_ATTN_ROCM_UNTESTED  1 lets kernels run on a real AMD GPU           0
+    FLASH_ATTN_ROCM_BF16      auto | strict (bfloat16 in fp32 arithmetic)   auto
 
 SPDX-License-Identifier: BSD-3-Clause
 """
@@ -37,6 +38,7 @@ class Config:
     code_dir: str
     log: str | None
     untested: bool
+    bf16: str  # "auto" or "strict"
     python_ops: bool  # tests only: register the ops from Python
 
 
@@ -82,6 +84,11 @@ def read(environ: Mapping[str, str]) -> Config:
         _malformed("LOG", log, "one of " + ", ".join(_LEVELS), "no set-up of logging")
         log = None
 
+    bf16 = environ.get(_PREFIX + "BF16", "").strip().lower() or "auto"
+    if bf16 not in ("auto", "strict"):
+        _malformed("BF16", bf16, "auto or strict", "auto")
+        bf16 = "auto"
+
     return Config(
         device=device,
         sim_arch=arch,
@@ -89,6 +96,7 @@ def read(environ: Mapping[str, str]) -> Config:
         code_dir=code_dir,
         log=log,
         untested=_switch(environ, "UNTESTED"),
+        bf16=bf16,
         python_ops=_switch(environ, "PYTHON_OPS"),
     )
 

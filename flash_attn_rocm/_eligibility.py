@@ -21,9 +21,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from . import _ops
+from ._autograd import absent
 from ._config import code_objects, config, logger
 from ._reason import Reason
-from ._simulate import current_arch, default_missing, traced_arch
+from ._simulate import current_arch, default_missing, note_traced, traced_arch
 from ._torch import (
     constant_in_traces,
     flash_enabled,
@@ -41,15 +42,32 @@ from ._torch import (
 
 _Result = TypeVar("_Result")
 
-_float16 = torch.float16
-# Zero elements mean "absent" to the op; shared by all eager calls.
-_absent = torch.empty(0, device="cpu")
+_float64 = torch.float64
 _is_grad_enabled = torch.is_grad_enabled
 
 # Limits of the kernels, as in csrc/host/plan.c, which checks them again.
-HEAD_DIM_MAX = 0
-if _ops.op is not None:
-    HEAD_DIM_MAX = max(row["dim"] for row in _ops.ext.variants())
+
+
+def _head_dims(*passes: str) -> dict[torch.dtype, int]:
+    """The largest head dim that kernels serve in each of `passes`, by dtype."""
+    if _ops.op is None:
+        return {}
+    rows = _ops.ext.variants()
+    limits: dict[torch.dtype, int] = {}
+    for dtype in _ops.DTYPES:
+        name = _ops.dtype_name(dtype)
+        limits[dtype] = min(
+            max(
+                (r["dim"] for r in rows if r["pass"] == wanted and name in r["reads"]),
+                default=0,
+            )
+            for wanted in passes
+        )
+    return {dtype: limit for dtype, limit in limits.items() if limit > 0}
+
+
+HEAD_DIM_MAX = _head_dims("forward")
+TRAINED_HEAD_DIM_MAX = _head_dims("forward", "backward_kv", "backward_q")
 GRID_MAX = 65535
 SEQLEN_MAX = 2**30
 SCALE_MAX = 2.0**127  # of its magnitude, exclusive
@@ -108,10 +126,12 @@ def cpu_reason() -> Reason:
     return Reason.CODE_OBJECT if default_missing else Reason.DEVICE
 
 
-def _can_load(device_type: int, index: int, arch: str | None) -> bool:
+def _can_load(
+    device_type: int, index: int, arch: str | None, dtype: torch.dtype
+) -> bool:
     """Whether what a launch needs can be loaded; one warning if not."""
     try:
-        _ops.ext.load(device_type, index, arch)
+        _ops.ext.load(device_type, index, arch, _ops.dtype_code(dtype))
     except RuntimeError as error:
         logger.warning("compiled calls stay with stock SDPA: %s", error)
         return False
@@ -122,12 +142,13 @@ def _can_load(device_type: int, index: int, arch: str | None) -> bool:
 # compiled graph. They are bool because Dynamo cannot keep a Reason.
 
 
-def traced_cpu_serves(arch: str) -> bool:
-    return _can_load(0, 0, arch)
+def traced_cpu_serves(arch: str, dtype: torch.dtype) -> bool:
+    note_traced(arch)
+    return _can_load(0, 0, arch, dtype)
 
 
-def traced_gpu_serves(index: int) -> bool:
-    return gpu_reason(index) is None and _can_load(1, index, None)
+def traced_gpu_serves(index: int, dtype: torch.dtype) -> bool:
+    return gpu_reason(index) is None and _can_load(1, index, None, dtype)
 
 
 constant_in_traces(traced_cpu_serves)
@@ -146,6 +167,7 @@ def _kind_of(*tensors: Any) -> Reason:
 
 def route(
     run: Callable[..., _Result],
+    train: Callable[..., _Result],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -156,10 +178,13 @@ def route(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> _Result | Reason:
-    """run(*arguments of the op) if the call may run fused, else the reason.
+    """run(*arguments of fwd) if the call may run fused, else the reason.
+
+    If an input requires grad, train(q, k, v, scale, causal, origins) instead; the
+    origins are q, k and v before autocast's cast, None if there was none.
 
     Raises whatever an argument of an unexpected kind makes it raise; reason_of()
-    tells that from an error of `run`.
+    tells that from an error of `run` or `train`.
     """
     # Who is asking. has_torch_function also sees function modes.
     if attn_mask is not None and is_causal_bias(attn_mask):
@@ -194,31 +219,26 @@ def route(
             return Reason.FLASH_DISABLED
 
     # Where it would run.
+    arch, index = None, 0
     if query.is_cpu and key.is_cpu and value.is_cpu:
         arch = traced_arch() if compiling else current_arch()
         if arch is None:
             return cpu_reason()
-        if compiling and not traced_cpu_serves(arch):
-            return Reason.FAILED
         device_type = "cpu"
     elif query.is_cuda and key.is_cuda and value.is_cuda:
         index = query.get_device()
         if key.get_device() != index or value.get_device() != index:
             return Reason.DEVICE
-        if compiling:
-            if not traced_gpu_serves(index):
-                return Reason.DEVICE
-        else:
+        if not compiling:
             reason = gpu_reason(index)
             if reason is not None:
                 return reason
         device_type = "cuda"
     else:
         return Reason.DEVICE
-    if _is_grad_enabled() and (
+    needs_grad = _is_grad_enabled() and (
         query.requires_grad or key.requires_grad or value.requires_grad
-    ):
-        return Reason.GRAD
+    )
 
     # What is asked for.
     if is_causal is not False and is_causal is not True:
@@ -234,15 +254,19 @@ def route(
             return Reason.ARGUMENT
         if not -SCALE_MAX < scale < SCALE_MAX:
             return Reason.SCALE
+    dtype = query.dtype
+    cast = False
     if is_autocast_enabled(device_type):
         # Stock casts to this dtype what is floating point and not float64.
-        if get_autocast_dtype(device_type) is not _float16:
-            return Reason.DTYPE
-        for tensor in (query, key, value):
-            if not tensor.is_floating_point() or tensor.dtype is torch.float64:
-                return Reason.DTYPE
-        query, key, value = query.to(_float16), key.to(_float16), value.to(_float16)
-    elif not query.dtype is key.dtype is value.dtype is _float16:
+        wanted = get_autocast_dtype(device_type)
+        if not dtype is key.dtype is value.dtype or dtype not in (wanted, _float64):
+            for tensor in (query, key, value):
+                if not tensor.is_floating_point() or tensor.dtype is _float64:
+                    return Reason.DTYPE
+            dtype, cast = wanted, True
+    elif not dtype is key.dtype is value.dtype:
+        return Reason.DTYPE
+    if dtype not in HEAD_DIM_MAX:
         return Reason.DTYPE
     shape, shape_k, shape_v = query.shape, key.shape, value.shape
     if not len(shape) == len(shape_k) == len(shape_v) == 4:
@@ -250,30 +274,38 @@ def route(
     batch, heads, seqlen_q, head_dim = shape
     batch_k, heads_k, seqlen_k, head_dim_k = shape_k
     batch_v, heads_v, seqlen_v, head_dim_v = shape_v
-    if head_dim_k != head_dim or head_dim_v != head_dim:
+    limit = TRAINED_HEAD_DIM_MAX.get(dtype, 0) if needs_grad else HEAD_DIM_MAX[dtype]
+    if head_dim_k != head_dim or not 1 <= head_dim <= limit:
+        return Reason.HEAD_DIM
+    if not 1 <= head_dim_v <= limit:
         return Reason.HEAD_DIM
     if heads_v != heads_k:
         return Reason.HEADS
     if batch_k != batch or batch_v != batch or seqlen_v != seqlen_k:
         return Reason.SHAPE
-    if batch == 0 or heads == 0 or seqlen_q == 0 or seqlen_k == 0 or head_dim == 0:
-        return Reason.EMPTY
     if heads != heads_k and (not enable_gqa or heads_k == 0 or heads % heads_k != 0):
         return Reason.HEADS
-    if head_dim > HEAD_DIM_MAX:
-        return Reason.HEAD_DIM
     if batch > GRID_MAX or heads > GRID_MAX:
         return Reason.SIZE
     if seqlen_q > SEQLEN_MAX or seqlen_k > SEQLEN_MAX:
         return Reason.SIZE
-    # The stride of a dimension of size 1 says nothing.
-    if head_dim != 1 and not (
-        query.stride()[3] == key.stride()[3] == value.stride()[3] == 1
-    ):
-        return Reason.STRIDE
+    if compiling:
+        if arch is not None:
+            if not traced_cpu_serves(arch, dtype):
+                return Reason.FAILED
+        elif not traced_gpu_serves(index, dtype):
+            return Reason.DEVICE
 
+    origins = None
+    if cast:
+        origins = (query, key, value)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    factor = 1.0 / math.sqrt(head_dim) if scale is None else scale
+    causal = 1 if is_causal else 0
+    if needs_grad:
+        return train(query, key, value, factor, causal, origins)
     # In a compiled graph for a GPU, a CPU tensor would rule out CUDA graphs.
-    none = query.new_empty(0) if compiling else _absent
+    none = query.new_empty(0) if compiling else absent
     return run(
         query,
         key,
@@ -284,20 +316,24 @@ def route(
         none,
         none,
         none,
-        1.0 / math.sqrt(head_dim) if scale is None else scale,
+        factor,
         0.0,
         0.0,
-        1 if is_causal else 0,
+        causal,
         -1,
         -1,
         False,
     )
 
 
+def _failed(*_: Any) -> Reason:
+    return Reason.FAILED
+
+
 def reason_of(*args: Any, **kwargs: Any) -> Reason:
     """The reason for a call on which route() raised; asks again, runs nothing."""
     try:
-        return route(lambda *_: Reason.FAILED, *args, **kwargs)
+        return route(_failed, _failed, *args, **kwargs)
     except Exception:
         # Not lost: the stock function gets the same arguments and raises its own
         # error, or serves them. A strided nested tensor has no shape and so raises.

@@ -1,8 +1,8 @@
 """flash_attn_func with the names, order and layout of flash_attn 2.x.
 
-Forward only so far. What is not supported is refused by name, before anything is
-launched; the eligibility test of the shim is not used here, because a call that
-names this package must not be answered by another one.
+What is not supported is refused by name, before anything is launched; the
+eligibility test of the shim is not used here, because a call that names this
+package must not be answered by another one.
 
 Source: FlashAttention-2 (arXiv 2307.08691).
 
@@ -19,19 +19,27 @@ import torch
 from torch import Tensor
 
 from . import _ops
+from ._autograd import absent_for, attention
 from ._config import config
 from ._eligibility import (
     GRID_MAX,
     HEAD_DIM_MAX,
     SCALE_MAX,
     SEQLEN_MAX,
+    TRAINED_HEAD_DIM_MAX,
     gpu_reason,
+    traced_cpu_serves,
     traced_gpu_serves,
 )
 from ._errors import FlashAttnError
 from ._reason import Reason
 from ._simulate import current_arch, traced_arch
-from ._torch import is_dynamo_compiling
+from ._torch import (
+    forward_ad,
+    functorch_active,
+    is_dynamo_compiling,
+    traced_functorch_active,
+)
 
 _DEVICE_WORDS = {
     Reason.UNTESTED: (
@@ -48,52 +56,75 @@ def _refuse(name: str, expected: str, given: Any) -> FlashAttnError:
     return FlashAttnError(f"{name}: expected {expected}, got {given}")
 
 
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _check_kinds(q: Any, k: Any, v: Any) -> bool:
+    """Refuse what is no tensor; whether a gradient is needed."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor):
             raise _refuse(name, "a tensor", type(tensor).__name__)
+    requires_grad = q.requires_grad or k.requires_grad or v.requires_grad
+    return torch.is_grad_enabled() and requires_grad
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor, needs_grad: bool) -> None:
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.is_nested or tensor.layout is not torch.strided:
             form = "nested" if tensor.is_nested else tensor.layout
             raise _refuse(name, "a strided tensor", form)
         if tensor.dim() != 4:
             layout = "4 dimensions (batch, seqlen, heads, head dim)"
             raise _refuse(name, layout, f"shape {tuple(tensor.shape)}")
-        if tensor.dtype is not torch.float16:
-            raise _refuse(name, "dtype torch.float16 (the only one yet)", tensor.dtype)
+        if tensor.dtype not in HEAD_DIM_MAX:
+            expected = "dtype " + ", ".join(map(str, HEAD_DIM_MAX))
+            raise _refuse(name, expected, tensor.dtype)
+        if tensor.dtype is not q.dtype:
+            raise _refuse(name, f"q's dtype {q.dtype}", tensor.dtype)
         if tensor.device != q.device:
             raise _refuse(name, f"q's device {q.device}", tensor.device)
-        if torch.is_grad_enabled() and tensor.requires_grad:
-            raise _refuse(
-                name,
-                "no requires_grad, because the backward is not available yet (use "
-                "torch.no_grad())",
-                "requires_grad=True",
-            )
     batch, _, heads, head_dim = q.shape
     for name, tensor in (("k", k), ("v", v)):
         if tensor.size(0) != batch:
             raise _refuse(name, f"q's batch size {batch}", tensor.size(0))
-        if tensor.size(3) != head_dim:
-            raise _refuse(name, f"q's head dim {head_dim}", tensor.size(3))
+    if k.size(3) != head_dim:
+        raise _refuse("k", f"q's head dim {head_dim}", k.size(3))
     for index, what in ((1, "length"), (2, "number of heads")):
         if v.size(index) != k.size(index):
             raise _refuse("v", f"k's {what} {k.size(index)}", v.size(index))
     heads_k = k.size(2)
     if (heads_k == 0 and heads != 0) or (heads_k != 0 and heads % heads_k != 0):
         raise _refuse("k", f"a number of heads that divides q's {heads}", heads_k)
-    if not 1 <= head_dim <= HEAD_DIM_MAX:
-        raise _refuse("q", f"a head dim from 1 to {HEAD_DIM_MAX}", head_dim)
+    limits = TRAINED_HEAD_DIM_MAX if needs_grad else HEAD_DIM_MAX
+    limit = limits.get(q.dtype, 0)
+    for name, tensor in (("q", q), ("v", v)):
+        if not 1 <= tensor.size(3) <= limit:
+            raise _refuse(name, f"a head dim from 1 to {limit}", tensor.size(3))
     if batch > GRID_MAX or heads > GRID_MAX:
-        limit = f"at most {GRID_MAX} batches and heads"
-        raise _refuse("q", limit, f"shape {tuple(q.shape)}")
+        expected = f"at most {GRID_MAX} batches and heads"
+        raise _refuse("q", expected, f"shape {tuple(q.shape)}")
     for name, tensor in (("q", q), ("k", k)):
         if tensor.size(1) > SEQLEN_MAX:
             raise _refuse(name, f"a length of at most {SEQLEN_MAX}", tensor.size(1))
 
 
+def _check_transforms(q: Tensor, k: Tensor, v: Tensor, needs_grad: bool) -> None:
+    """Refuse what would lose a derivative or stop inside of torch."""
+    if forward_ad._current_level >= 0:
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            if forward_ad.unpack_dual(tensor).tangent is not None:
+                raise _refuse(name, "a tensor without a tangent", "a dual tensor")
+    compiling = is_dynamo_compiling()
+    if needs_grad and (traced_functorch_active() if compiling else functorch_active()):
+        expected = "no gradient under a functorch transform (grad, vjp, vmap)"
+        raise _refuse("q", expected, "a transform")
+
+
 def _check_device(q: Tensor) -> None:
+    compiling = is_dynamo_compiling()
     if q.is_cpu:
-        if (traced_arch() if is_dynamo_compiling() else current_arch()) is None:
+        arch = traced_arch() if compiling else current_arch()
+        if arch is not None:
+            if compiling:  # the graph keeps no error of a missing code object
+                traced_cpu_serves(arch, q.dtype)
+        else:
             raise _refuse(
                 "q",
                 "a GPU tensor (CPU tensors run only inside simulate(...) or with "
@@ -101,7 +132,7 @@ def _check_device(q: Tensor) -> None:
                 "device cpu",
             )
         return
-    if is_dynamo_compiling() and q.is_cuda and traced_gpu_serves(q.get_device()):
+    if compiling and q.is_cuda and traced_gpu_serves(q.get_device(), q.dtype):
         return
     reason = gpu_reason(q.get_device()) if q.is_cuda else Reason.DEVICE
     if reason is not None:
@@ -155,6 +186,26 @@ def _scale_of(q: Tensor, softmax_scale: Any) -> float:
     return scale
 
 
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    causal: int,
+    needs_grad: bool,
+    with_lse: bool,
+) -> Any:
+    """(out, lse) of q, k and v in the ops' layout; lse is None if nobody wants it."""
+    if needs_grad:
+        made = attention(q, k, v, scale, causal, with_lse=with_lse, strict=True)
+        return made if with_lse else (made, None)
+    op: Any = _ops.op
+    none = absent_for(q)
+    features = (none, none, none, none, none, none, scale, 0.0, 0.0, causal, -1, -1)
+    out, lse, _ = op(q, k, v, *features, False)
+    return out, lse
+
+
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -170,12 +221,17 @@ def flash_attn_func(
 ) -> Tensor | tuple[Tensor, Tensor, None]:
     """Exact attention, softmax(scale * Q K^T) V, without storing the scores.
 
+    Differentiable, also twice. The gradients have the dtype of their tensor and
+    repeat bit by bit; a second derivative is computed by torch ops, more slowly and
+    for a block of queries at a time.
+
     Args:
-        q: (batch, seqlen_q, nheads, headdim), float16, headdim 1 to 128, on a GPU
-            that runs these kernels, or on the CPU inside simulate(). The last
-            dimension is made contiguous if it is not; others may have any stride.
-        k, v: (batch, seqlen_k, nheads_k, headdim), like q. nheads_k divides
-            nheads; query head h reads key head h // (nheads // nheads_k).
+        q: (batch, seqlen_q, nheads, headdim), float16, bfloat16, float32 or float64,
+            headdim 1 to 256, on a GPU that runs these kernels, or on the CPU inside
+            simulate(). Dimensions may have any strides; nothing is copied.
+        k: (batch, seqlen_k, nheads_k, headdim), like q. nheads_k divides nheads;
+            query head h reads key head h // (nheads // nheads_k).
+        v: (batch, seqlen_k, nheads_k, headdim_v), like k; headdim_v 1 to 256.
         dropout_p: only 0.0 yet, or so little that 1 - dropout_p is 1.
         softmax_scale: factor on the scores before softmax, no unit, of magnitude
             below 2^127. Default 1 / sqrt(headdim).
@@ -188,15 +244,20 @@ def flash_attn_func(
         return_attn_probs: also return the row normalisers.
 
     Returns:
-        out: same shape and dtype as q. A row that sees no key is zero.
-        With return_attn_probs the triple (out, lse, None); lse is
-        (batch, nheads, seqlen_q), float32, the natural log of the row sums, -inf
-        for a row that sees no key.
+        out: (batch, seqlen_q, nheads, headdim_v), dtype of q. A row that sees no key
+        is zero, and so are its gradients. With return_attn_probs the triple
+        (out, lse, None); lse is (batch, nheads, seqlen_q), float32 (float64 for
+        float64), the natural log of the row sums, -inf for a row that sees no key.
+        It is differentiable too, unlike that of flash_attn 2.x. The third is
+        flash_attn's table for tests of dropout.
 
     Raises:
         FlashAttnError: an argument is not supported or does not fit; the message
-            names it, what was expected and what was given.
-        RuntimeError: the launch itself failed.
+            names it, what was expected and what was given. Or the launch failed, in
+            the backward too.
+
+    Notes:
+        Autocast changes nothing, as with flash_attn 2.x.
 
     Source: FlashAttention-2 (arXiv 2307.08691).
     """
@@ -208,37 +269,22 @@ def flash_attn_func(
     _check_flags(
         causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs
     )
-    _check_tensors(q, k, v)
+    needs_grad = _check_kinds(q, k, v)
+    _check_tensors(q, k, v, needs_grad)
+    _check_transforms(q, k, v, needs_grad)
     _check_device(q)
     scale = _scale_of(q, softmax_scale)
-    q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
-    none = q.new_empty(0)
-    call = (
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        none,
-        none,
-        none,
-        none,
-        none,
-        none,
-        scale,
-        0.0,
-        0.0,
-        _ops.CAUSAL_BOTTOM_RIGHT if causal else _ops.CAUSAL_NONE,
-        -1,
-        -1,
-        False,
-    )
+    call = (q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), scale)
+    alignment = _ops.CAUSAL_BOTTOM_RIGHT if causal else _ops.CAUSAL_NONE
+    with_lse = bool(return_attn_probs)
     if is_dynamo_compiling():
-        out, lse, _ = _ops.op(*call)
+        out, lse = _attend(*call, alignment, needs_grad, with_lse)
     else:
         try:
-            out, lse, _ = _ops.op(*call)
+            out, lse = _attend(*call, alignment, needs_grad, with_lse)
         except torch.cuda.OutOfMemoryError:
             raise
         except RuntimeError as error:
             raise FlashAttnError(str(error)) from error
     out = out.transpose(1, 2)
-    return (out, lse, None) if return_attn_probs else out
+    return (out, lse, None) if with_lse else out

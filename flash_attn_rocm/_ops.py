@@ -1,9 +1,11 @@
-"""The op flash_attn_rocm::fwd: registration, fake kernel, and the Python form.
+"""The ops flash_attn_rocm::fwd and ::bwd: registration, fake kernels, flops.
 
 Registered from C through libtorch's stable C ABI where this torch has it,
-otherwise from Python around the same C entry. Whatever goes wrong here leaves
-`op` None and `unavailable` set: importing the package never fails because torch
-was exchanged, and every call then uses the stock function.
+otherwise from Python (_python_ops) around the same C entries. Whatever goes wrong
+here leaves the ops None and `unavailable` set: importing the package never fails
+because torch was exchanged, and every call then uses the stock function.
+
+The ops know nothing of autograd; _autograd wraps them.
 
 SPDX-License-Identifier: BSD-3-Clause
 """
@@ -22,23 +24,36 @@ from ._config import config, logger, simulator_path
 from ._simulate import launch_arch
 from ._version import TORCH_MIN, TORCH_MIN_TEXT, __version__
 
+Three = tuple[Tensor, Tensor, Tensor]
+
+_FEATURES = (
+    "Tensor bias, Tensor mask, Tensor alibi, Tensor sink, Tensor seed, Tensor blocks, "
+    "float scale, float softcap, float dropout_p, int causal, int window_left, "
+    "int window_right, "
+)
 SCHEMA = (
-    "fwd(Tensor q, Tensor k, Tensor v, Tensor bias, Tensor mask, Tensor alibi, "
-    "Tensor sink, Tensor seed, Tensor blocks, float scale, float softcap, "
-    "float dropout_p, int causal, int window_left, int window_right, "
-    "bool needs_grad) -> (Tensor out, Tensor lse, Tensor out_lo)"
+    f"fwd(Tensor q, Tensor k, Tensor v, {_FEATURES}bool needs_grad) -> "
+    "(Tensor out, Tensor lse, Tensor out_lo)"
+)
+BACKWARD_SCHEMA = (
+    "bwd(Tensor dout, Tensor dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
+    f"Tensor lse, Tensor out_lo, {_FEATURES}int wanted, bool grads_fp32) -> "
+    "(Tensor dq, Tensor dk, Tensor dv)"
 )
 CAUSAL_NONE, CAUSAL_TOP_LEFT, CAUSAL_BOTTOM_RIGHT = 0, 1, 2
+# The set `wanted` of bwd.
+WANT_DQ, WANT_DK, WANT_DV = 1, 2, 4
 
-_INT_MAX = 2**31 - 1  # C's
-
-_DTYPE_CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
+HALVES = (torch.float16, torch.bfloat16)
+DTYPES = (*HALVES, torch.float32, torch.float64)
+_DTYPE_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 # Results of load(), which runs once, at import.
 ext: Any = None  # the extension module, None if it cannot be imported
-op: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
-source: str | None = None  # "c" or "python": who registered the op
-unavailable: str | None = None  # why there is no op
+op: Callable[..., Three] | None = None
+backward_op: Callable[..., Three] | None = None
+source: str | None = None  # "c" or "python": who registered the ops
+unavailable: str | None = None  # why there are no ops
 
 
 def dtype_code(dtype: torch.dtype) -> int:
@@ -49,42 +64,17 @@ def dtype_code(dtype: torch.dtype) -> int:
 _libraries: list[Any] = []  # registrations live as long as these objects
 
 
-# The refusals have the words of csrc/python/ops.c and csrc/host/plan.c, so that
-# callers see one text whoever registered the op.
+# --------------------------------------------------------------------------
+# The form of the results, for the fakes and the Python kernels. Refusals have the
+# words of csrc, so that callers see one text whoever registered the ops.
 
 
-def _check_supported(
-    tensors: dict[str, Tensor | None],
-    floats: dict[str, float],
-    windows: dict[str, int],
-    needs_grad: bool,
-) -> None:
-    for name, tensor in tensors.items():
-        # The dispatcher hands an undefined tensor over as None.
-        if tensor is not None and tensor.numel():
-            raise RuntimeError(
-                f"{name}: not supported yet, expected a tensor without elements, got "
-                f"{tensor.numel()} elements"
-            )
-    for name, number in floats.items():
-        if number != 0.0:
-            raise RuntimeError(f"{name}: not supported yet, expected 0.0, got {number}")
-    for name, window in windows.items():
-        if window != -1:
-            raise RuntimeError(
-                f"{name}: not supported yet, expected -1 (open), got {window}"
-            )
-    if needs_grad:
-        raise RuntimeError(
-            "needs_grad: the backward is not available yet, expected False, got True"
-        )
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).replace("torch.", "")
 
 
-def _check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """What C cannot see of q, k and v: layout, rank, dtype, device."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor is None or tensor.layout is not torch.strided:
             got = "None" if tensor is None else tensor.layout
@@ -97,143 +87,125 @@ def _check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
                 f"got {tensor.dim()}"
             )
         if tensor.dtype not in _DTYPE_CODES:
-            raise RuntimeError(f"{name}: expected dtype float16, got {tensor.dtype}")
+            raise RuntimeError(
+                f"{name}: expected dtype float16, bfloat16, float32 or float64, got "
+                f"{tensor.dtype}"
+            )
         if tensor.device != q.device:
             raise RuntimeError(
                 f"{name}: expected device {q.device} (as q), got {tensor.device}"
             )
-    served = _dtype_name(q.dtype)
-    if q.dtype is not torch.float16:
-        raise RuntimeError(
-            f"q: not supported yet, expected dtype float16, got {served}"
-        )
     for name, tensor in (("k", k), ("v", v)):
         if tensor.dtype is not q.dtype:
             raise RuntimeError(
-                f"{name}: expected dtype {served} (as q), got "
-                f"{_dtype_name(tensor.dtype)}"
+                f"{name}: expected dtype {dtype_name(q.dtype)} (as q), got "
+                f"{dtype_name(tensor.dtype)}"
             )
 
 
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor,
-    mask: Tensor,
-    alibi: Tensor,
-    sink: Tensor,
-    seed: Tensor,
-    blocks: Tensor,
-    scale: float,
-    softcap: float,
-    dropout_p: float,
-    causal: int,
-    window_left: int,
-    window_right: int,
-    needs_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The op's kernel where torch lacks the stable C ABI; C does the rest."""
-    _check_supported(
-        {
-            "bias": bias,
-            "mask": mask,
-            "alibi": alibi,
-            "sink": sink,
-            "seed": seed,
-            "blocks": blocks,
-        },
-        {"softcap": softcap, "dropout_p": dropout_p},
-        {"window_left": window_left, "window_right": window_right},
-        needs_grad,
-    )
-    # Clamped as in C: beyond an int it must not turn into something legal.
-    causal = max(-_INT_MAX, min(causal, _INT_MAX))
-    _check_inputs(q, k, v)
-    out, lse, out_lo = _outputs(q)
-    if q.is_cuda:
-        with torch.cuda.device(q.device):
-            stream = torch.cuda.current_stream(q.device).cuda_stream
-            _launch(1, q.get_device(), stream, None, q, k, v, out, lse, scale, causal)
+def lse_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the log-sum-exp for inputs of `dtype`."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def outputs(q: Tensor, v: Tensor, needs_grad: bool) -> Three:
+    """Uninitialised out, lse and out_lo."""
+    if v.size(3) == q.size(3):
+        # preserve_format: dense, dimensions in the order of q's strides.
+        out = torch.empty_like(q, requires_grad=False)
     else:
-        _launch(0, 0, 0, launch_arch(), q, k, v, out, lse, scale, causal)
+        # The same order. Gaps let torch sort the strides instead of keeping them,
+        # and on "meta" the gaps cost no memory.
+        sizes = (q.size(0), q.size(1), q.size(2), v.size(3))
+        gaps = [stride * 2 * v.size(3) for stride in q.stride()]
+        form = torch.empty_strided(sizes, gaps, dtype=q.dtype, device="meta")
+        out = torch.empty_like(form, device=q.device)
+    sizes_lse = (q.size(0), q.size(1), q.size(2))
+    lse = q.new_empty(sizes_lse, dtype=lse_dtype(q.dtype))
+    wanted = needs_grad and q.dtype in HALVES
+    out_lo = torch.empty_like(out) if wanted else q.new_empty((0,))
     return out, lse, out_lo
 
 
-def _launch(
-    device_type: int,
-    device_index: int,
-    stream: int,
-    arch: str | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-    causal: int,
-) -> None:
-    ext.forward(
-        device_type,
-        device_index,
-        stream,
-        arch,
-        _DTYPE_CODES[q.dtype],
-        q.data_ptr(),
-        k.data_ptr(),
-        v.data_ptr(),
-        out.data_ptr(),
-        lse.data_ptr(),
-        tuple(q.shape),
-        q.stride(),
-        tuple(k.shape),
-        k.stride(),
-        tuple(v.shape),
-        v.stride(),
-        out.stride(),
-        scale,
-        causal,
+def gradients(q: Tensor, k: Tensor, v: Tensor, wanted: int, grads_fp32: bool) -> Three:
+    """Uninitialised dq, dk and dv; without elements where not wanted."""
+    dtype = torch.float32 if grads_fp32 and q.dtype in HALVES else q.dtype
+    dq, dk, dv = (
+        torch.empty_like(tensor, dtype=dtype, requires_grad=False)
+        if wanted & bit
+        else tensor.new_empty((0,), dtype=dtype)
+        for tensor, bit in ((q, WANT_DQ), (k, WANT_DK), (v, WANT_DV))
     )
+    return dq, dk, dv
 
 
-def _outputs(q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    # preserve_format: dense, dimensions in the order of q's strides.
-    out = torch.empty_like(q, requires_grad=False)
-    lse = q.new_empty((q.size(0), q.size(1), q.size(2)), dtype=torch.float32)
-    return out, lse, q.new_empty((0,), dtype=torch.float16)
+# torch also calls the fakes for real tensors of which one is on "meta".
 
 
-def _fake(
-    q: Tensor, k: Tensor, v: Tensor, *_rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    # torch also calls this one for real tensors of which one is on "meta".
-    _check_inputs(q, k, v)
-    return _outputs(q)
+def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Three:
+    check_inputs(q, k, v)
+    return outputs(q, v, rest[-1])
+
+
+def _fake_backward(
+    dout: Tensor, dlse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
+) -> Three:
+    check_inputs(q, k, v)
+    return gradients(q, k, v, rest[-2], rest[-1])
+
+
+# --------------------------------------------------------------------------
+# Flops, for FlopCounterMode; causal is not counted, as in torch.
+
+
+def _products(q: Any, k: Any) -> int:
+    """Flops of (Sq, n) x (n, Sk) for all heads, for n = 1."""
+    batch, heads, seqlen_q, _ = q
+    return int(2 * batch * heads * seqlen_q * k[2])
 
 
 def _flops(q: Any, k: Any, v: Any, *_rest: Any, **_shapes: Any) -> int:
-    # Two products of (Sq, D) x (D, Sk) for each head; causal not counted, as torch.
-    batch, heads, seqlen_q, head_dim = q
-    return int(4 * batch * heads * seqlen_q * k[2] * head_dim)
+    return int(_products(q, k) * (q[3] + v[3]))
+
+
+def _backward_flops(
+    dout: Any, dlse: Any, q: Any, k: Any, v: Any, *rest: Any, **_shapes: Any
+) -> int:
+    # Scores again and dout V^T, then a product for each gradient.
+    wanted = rest[-2]
+    widths = q[3] + v[3]
+    for bit, width in ((WANT_DQ, q[3]), (WANT_DK, k[3]), (WANT_DV, v[3])):
+        if wanted & bit:
+            widths += width
+    return int(_products(q, k) * widths)
 
 
 def _register_flops() -> None:
-    """Let FlopCounterMode count the op, where this torch has it."""
+    """Let FlopCounterMode count the ops, where this torch has it."""
     try:
         from torch.utils.flop_counter import register_flop_formula
     except ImportError:
         return
     register: Any = register_flop_formula
     register(torch.ops.flash_attn_rocm.fwd)(_flops)
+    register(torch.ops.flash_attn_rocm.bwd)(_backward_flops)
+
+
+# --------------------------------------------------------------------------
+# Registration
 
 
 def _register_from_python() -> None:
+    from ._python_ops import backward, forward
+
     make: Any = torch.library.Library  # untyped in torch
     library = make("flash_attn_rocm", "FRAGMENT")
     _libraries.append(library)
     library.define(SCHEMA)
+    library.define(BACKWARD_SCHEMA)
     for key in ("CPU", "CUDA"):
-        library.impl("fwd", _forward, key)
+        library.impl("fwd", forward, key)
+        library.impl("bwd", backward, key)
 
 
 def version_of(torch_version: str) -> tuple[int, int]:
@@ -244,12 +216,12 @@ def version_of(torch_version: str) -> tuple[int, int]:
 
 def configure(mode: str) -> None:
     """Set what the extension loads at its first launch; nothing is opened here."""
-    ext.configure(config.code_dir, simulator_path(), mode, launch_arch)
+    ext.configure(config.code_dir, simulator_path(), mode, launch_arch, config.bf16)
 
 
 def load() -> None:
-    """Import the extension and register the op, or set `unavailable`."""
-    global ext, op, source, unavailable
+    """Import the extension and register the ops, or set `unavailable`."""
+    global ext, op, backward_op, source, unavailable
     try:
         if version_of(str(torch.__version__)) < TORCH_MIN:
             raise RuntimeError("this torch is too old")
@@ -263,7 +235,9 @@ def load() -> None:
             _register_from_python()
             registered = "python"
         torch.library.register_fake("flash_attn_rocm::fwd")(_fake)
+        torch.library.register_fake("flash_attn_rocm::bwd")(_fake_backward)
         _register_flops()
+        backward_op = torch.ops.flash_attn_rocm.bwd.default
         op = torch.ops.flash_attn_rocm.fwd.default
         source = registered
     except Exception as error:  # whatever it is, the user's program must go on

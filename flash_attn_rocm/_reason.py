@@ -26,7 +26,6 @@ class Reason(str, Enum):
     FORWARD_AD = "forward_ad"
     TRACE = "trace"  # torch.jit.trace
     EXPORT = "export"
-    GRAD = "grad"  # grad mode is on and an input requires grad
     # What is asked for.
     ARGUMENT = "argument"  # not understood; the stock function judges it
     MASK = "mask"
@@ -36,10 +35,8 @@ class Reason(str, Enum):
     RANK = "rank"  # not 4-D
     SHAPE = "shape"  # batches or lengths differ
     HEADS = "heads"  # head counts differ without, or do not divide with, enable_gqa
-    HEAD_DIM = "head_dim"  # unequal, or above the largest kernel
-    EMPTY = "empty"
+    HEAD_DIM = "head_dim"  # query's and key's differ, 0, or above the largest kernel
     SIZE = "size"  # above a launch limit
-    STRIDE = "stride"  # last dimension not contiguous
     # Where it should run.
     DEVICE = "device"  # no kernels for this device, or tensors on several
     UNTESTED = "untested"  # an AMD GPU without FLASH_ATTN_ROCM_UNTESTED=1

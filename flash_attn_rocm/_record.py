@@ -14,6 +14,8 @@ from collections import Counter
 from typing import Any, Callable
 
 from . import _ops
+from ._config import logger
+from ._reason import Reason
 
 Record = tuple[str, str, str, str, int, int]
 
@@ -50,3 +52,21 @@ record_fallback: Callable[[str], None] = _recorder.record_fallback
 last_record: Callable[[], Record | None] = _recorder.last_call
 counters: Callable[[], dict[str, Any]] = _recorder.counters
 reset_counters: Callable[[], None] = _recorder.reset_counters
+
+_noted: set[str] = set()
+
+
+def note(reason: Reason, detail: str = "") -> None:
+    """Record a fallback; one log line for each new reason."""
+    code: str = reason._value_
+    record_fallback(code)
+    line = f"{code}: {detail}" if detail else code
+    if line not in _noted:
+        _noted.add(line)
+        if reason is Reason.FAILED:
+            logger.warning("a fused call failed, stock SDPA answered it: %s", detail)
+        else:
+            from ._status import _why  # which imports this module
+
+            why = _why(reason)
+            logger.info("stock SDPA answers calls with reason %r: %s", code, why)

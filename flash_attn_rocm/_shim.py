@@ -22,11 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import _ops
+from . import _grad_check, _ops
+from ._autograd import attention
 from ._config import logger
 from ._eligibility import reason_of, route
 from ._reason import Reason
-from ._record import record_fallback
+from ._record import note
 from ._torch import is_dynamo_compiling, register_builtin, stock_sdpa
 
 NAME = "scaled_dot_product_attention"
@@ -48,28 +49,22 @@ class _State:
 
 
 _state = _State()
-# route()'s without `run`, so the stock function's.
+# route()'s without `run` and `train`, so the stock function's.
 _signature = inspect.signature(route)
 _signature = _signature.replace(
-    parameters=list(_signature.parameters.values())[1:], return_annotation=Tensor
+    parameters=list(_signature.parameters.values())[2:], return_annotation=Tensor
 )
-_noted: set[str] = set()
 
 
-def note(reason: Reason, detail: str = "") -> None:
-    """Record a fallback; one log line for each new reason."""
-    code: str = reason._value_
-    record_fallback(code)
-    line = f"{code}: {detail}" if detail else code
-    if line not in _noted:
-        _noted.add(line)
-        if reason is Reason.FAILED:
-            logger.warning("a fused call failed, stock SDPA answered it: %s", detail)
-        else:
-            from ._status import _why  # which imports this module
-
-            why = _why(reason)
-            logger.info("stock SDPA answers calls with reason %r: %s", code, why)
+def _train(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    causal: int,
+    origins: tuple[Tensor, Tensor, Tensor] | None,
+) -> tuple[Tensor]:
+    return (attention(q, k, v, scale, causal, origins=origins),)
 
 
 def _causal_bias(*args: Any, **kwargs: Any) -> Tensor:
@@ -95,14 +90,14 @@ def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
     if not _state.patched:
         return original(*args, **kwargs)
     if is_dynamo_compiling():  # nothing can be recorded or caught while tracing
-        result = route(_op, *args, **kwargs)
+        result = route(_op, _train, *args, **kwargs)
         if isinstance(result, Reason):
             return original(*args, **kwargs)
         return result[0]
 
     detail = ""
     try:
-        result = route(_op, *args, **kwargs)
+        result = route(_op, _train, *args, **kwargs)
         if not isinstance(result, Reason):
             return result[0]
         reason = result
@@ -165,11 +160,22 @@ def _set_home(module: str) -> None:
     scaled_dot_product_attention.__module__ = module
 
 
-def patch() -> None:
+def patch(*, check_grads: str | None = None) -> None:
     """Let torch.nn.functional.scaled_dot_product_attention run fused where it can.
 
     Modules that imported the function earlier are served too. May be repeated;
     one unpatch() undoes any number. Initialises no device.
+
+    Args:
+        check_grads: what happens to infinities and NaNs in the float16 gradients of
+            fused backwards. "off": nothing; "count": status() tells their number,
+            and no backward waits for it; "raise": the backward waits, and raises
+            FlashAttnError with the name of the tensor. None keeps what is in force,
+            which is "off" until somebody asks. The numbers themselves stay, as
+            GradScaler has to see them. Calls inside torch.compile are not checked.
+
+    Raises:
+        FlashAttnError: check_grads is something else.
 
     Notes:
         In every module the global `scaled_dot_product_attention`, or `sdpa`, is
@@ -178,6 +184,8 @@ def patch() -> None:
         that it passes on are not ours to judge.
     """
     with _lock:
+        if check_grads is not None:
+            _grad_check.set_mode(check_grads)
         if not hasattr(F, NAME):  # before torch 2.0
             logger.warning("patch: this torch has no F.%s; nothing to replace", NAME)
             return
@@ -202,6 +210,8 @@ def patch() -> None:
 def unpatch() -> None:
     """Undo patch(): the same builtin object is back in every place. Repeatable.
 
+    check_grads is "off" again.
+
     Notes:
         If another library replaced the function after patch(), its replacement
         stays, with a warning; a call that it passes on to us goes to the stock
@@ -213,6 +223,7 @@ def unpatch() -> None:
             return
         # Without _state.patched: somebody put ours back after an earlier unpatch().
         _state.patched = False
+        _grad_check.set_mode("off")
         if current is not scaled_dot_product_attention and current is not original:
             logger.warning(
                 "unpatch: F.%s was replaced by %s after patch(); it is left in place",
@@ -230,8 +241,11 @@ def is_patched() -> bool:
 
 
 @contextmanager
-def patched() -> Iterator[None]:
+def patched(*, check_grads: str | None = None) -> Iterator[None]:
     """patch() for a with-block; afterwards the state at entry is back.
+
+    Args:
+        check_grads: as for patch().
 
     The function is one for all threads: while another thread is inside such a block
     it stays patched, and the last to leave restores what was before all of them.
@@ -246,13 +260,14 @@ def patched() -> Iterator[None]:
         if not _state.inside:
             _state.before = before
         _state.inside.append(me)
-        patch()
+        mode = _grad_check.mode()
+        patch(check_grads=check_grads)
     try:
         yield
     finally:
         with _lock:
             _state.inside.remove(me)
             if before or others_inside():
-                patch()
+                patch(check_grads=mode)
             else:
                 unpatch()

@@ -17,6 +17,7 @@ from contextvars import ContextVar
 
 from ._config import code_objects, config, logger, simulator_path
 from ._errors import FlashAttnError
+from ._torch import graph_task_id
 
 # What the simulator can execute; it can read code objects of other targets.
 EXECUTABLE = ("gfx906",)
@@ -76,13 +77,37 @@ def traced_arch() -> str | None:
     return arch
 
 
+_last_traced: str | None = None
+
+
+def note_traced(arch: str) -> None:
+    """A call that is simulated on `arch` is being traced."""
+    global _last_traced
+    _last_traced = arch
+
+
 def launch_arch() -> str | None:
-    """What the CPU kernel of the op asks for at each launch.
+    """What the CPU kernels of the ops ask for at each launch.
 
     A compiled graph may run in a context other than the one whose mirror its
     guard saw (interleaved tasks of one thread); it must still find its target.
+    And the backward of a compiled graph has no frame of ours that could know the
+    architecture of its forward: it takes that of the last trace.
     """
-    return _arch.get() or traced_arch()
+    arch = _arch.get() or traced_arch()
+    if arch is None and graph_task_id() != -1:
+        arch = _last_traced
+    return arch
+
+
+@contextmanager
+def launches_on(arch: str) -> Iterator[None]:
+    """Launches of this context go to `arch`, whatever it simulates."""
+    token = _arch.set(arch)
+    try:
+        yield
+    finally:
+        _arch.reset(token)
 
 
 @contextmanager

@@ -15,13 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _ops, _record, _shim, _simulate
+from . import _grad_check, _ops, _record, _shim, _simulate
 from ._config import code_objects, config, simulator_path
 from ._eligibility import reason_of, route
 from ._reason import Reason
 from ._version import __version__
 
-Plan = tuple[str, tuple[int, int, int], str]  # kernel, grid, why
+Grid = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What C plans: the kernels, joined by "+", the first one's grid, and why."""
+
+    kernel: str
+    grid: Grid
+    why: str
+    backward: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,9 +54,11 @@ class Explanation:
     fused: bool
     backend: str
     kernel: str
-    grid: tuple[int, int, int] | None  # workgroups in x, y, z
+    grid: Grid | None  # workgroups in x, y, z
     reason: Reason
     why: str  # one sentence
+    # The kernels of its backward, joined by "+"; "" if no gradient is needed.
+    backward: str = ""
 
     def __str__(self) -> str:
         return self.why
@@ -62,19 +74,19 @@ _WHY = {
     Reason.FORWARD_AD: "forward-mode AD is active",
     Reason.TRACE: "a graph is being traced",
     Reason.EXPORT: "the call is being exported",
-    Reason.GRAD: "an input requires grad, and the backward is not available yet",
     Reason.ARGUMENT: "an argument has an unexpected type",
     Reason.MASK: "attn_mask is given; masks are not supported yet",
     Reason.DROPOUT: "dropout_p is not 0; dropout is not supported yet",
     Reason.SCALE: "scale has a magnitude not below 2^127",
-    Reason.DTYPE: "expected query, key and value in torch.float16",
+    Reason.DTYPE: "query, key and value differ in dtype, or no kernel serves it",
     Reason.RANK: "expected 4-D query, key and value",
     Reason.SHAPE: "batch sizes or key and value lengths differ",
     Reason.HEADS: "head counts differ (enable_gqa and a multiple are needed)",
-    Reason.HEAD_DIM: "head dims differ or are above the largest kernel's",
-    Reason.EMPTY: "an input is empty",
+    Reason.HEAD_DIM: (
+        "the head dims of query and key differ, or one is 0 or above the largest "
+        "kernel's"
+    ),
     Reason.SIZE: "a size is above a launch limit",
-    Reason.STRIDE: "the last dimension is not contiguous",
     Reason.DEVICE: (
         "no kernels run on this device (CPU tensors: inside simulate(), or with "
         "FLASH_ATTN_ROCM_DEVICE=sim)"
@@ -130,29 +142,56 @@ def explain(
             for torch.nn.functional.scaled_dot_product_attention.
 
     Returns:
-        An Explanation: kernel and grid, or the reason for the stock function.
+        An Explanation: kernel and grid, or the reason for the stock function. If an
+        input requires grad, also the kernels of the backward.
     """
     call = (query, key, value, attn_mask, dropout_p, is_causal)
     options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
     try:
-        answer = route(_plan, *call, **options)
+        answer = route(_plan, _plan_training, *call, **options)
     except Exception as error:
         answer = reason_of(*call, **options)
         if answer is Reason.FAILED:
             return Explanation(False, "sdpa", "", None, answer, str(error))
     if isinstance(answer, Reason):
         return Explanation(False, "sdpa", "", None, answer, _why(answer))
-    kernel, grid, why = answer
-    return Explanation(True, _backend_for(query), kernel, grid, Reason.FUSED, why)
+    return Explanation(
+        True,
+        _backend_for(query),
+        answer.kernel,
+        answer.grid,
+        Reason.FUSED,
+        answer.why,
+        answer.backward,
+    )
 
 
-def _plan(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Plan:
-    """What the op would launch for these arguments of it."""
+def _planned(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, *wanted: Any
+) -> tuple[str, Grid, str]:
     aligns = [math.gcd(t.data_ptr(), 16) for t in (q, k, v)]
-    scale, causal = rest[6], rest[9]
     sizes = [part for t in (q, k, v) for part in (tuple(t.shape), t.stride())]
-    plan: Plan = _ops.ext.plan(_ops.dtype_code(q.dtype), *aligns, *sizes, scale, causal)
-    return plan
+    code = _ops.dtype_code(q.dtype)
+    plan = _ops.ext.plan(code, *aligns, *sizes, scale, causal, *wanted)
+    kernel, grid, why = plan[:3]
+    return kernel, grid, why
+
+
+def _plan(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> _Plan:
+    """What fwd would launch for these arguments of it."""
+    scale, causal = rest[6], rest[9]
+    return _Plan(*_planned(q, k, v, scale, causal))
+
+
+def _plan_training(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, origins: Any
+) -> _Plan:
+    """What fwd and bwd would launch."""
+    leaves = (q, k, v) if origins is None else origins
+    wanted = sum(1 << bit for bit, leaf in enumerate(leaves) if leaf.requires_grad)
+    forward = _planned(q, k, v, scale, causal)
+    backward, _, _ = _planned(q, k, v, scale, causal, wanted, origins is not None)
+    return _Plan(*forward, backward)
 
 
 def _why(reason: Reason) -> str:
@@ -170,8 +209,10 @@ def status() -> dict[str, Any]:
         A dictionary: version, torch, hip, patched, device (the mode),
         simulated (architecture of this context or None), ops ("c", "python" or
         None), unavailable (why there are no ops, or None), code_dir,
-        code_objects, simulator (path or None), and counters: fused calls by
-        kernel, fallbacks by reason, wave instructions.
+        code_objects, simulator (path or None), bf16 ("auto" or "strict"),
+        check_grads (see patch()), nonfinite_gradients (their number by tensor, as
+        far as check_grads looked; waits for the device), and counters: fused calls
+        by kernel, fallbacks by reason, wave instructions.
     """
     simulator = simulator_path()
     return {
@@ -186,6 +227,9 @@ def status() -> dict[str, Any]:
         "code_dir": config.code_dir,
         "code_objects": sorted(code_objects(config.code_dir).values()),
         "simulator": simulator if os.path.isfile(simulator) else None,
+        "bf16": config.bf16,
+        "check_grads": _grad_check.mode(),
+        "nonfinite_gradients": _grad_check.counts(),
         "counters": _record.counters(),
     }
 

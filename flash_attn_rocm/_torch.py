@@ -45,6 +45,8 @@ get_autocast_dtype = _find("get_autocast_dtype")
 has_torch_function = _find("overrides.has_torch_function_variadic")
 register_builtin = _find("jit._builtins._register_builtin")
 forward_ad = _find("autograd.forward_ad")
+# -1 outside of a backward.
+graph_task_id = _find("_C._current_graph_task_id", lambda: -1)
 # Since 2.7; before, strict export keeps our op in its graph.
 is_exporting = _find("compiler.is_exporting", never)
 

@@ -10,6 +10,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import helpers  # noqa: F401  first: the stand-in may take the place of _C
+
+# isort: split
+
 import flash_attn_rocm as fa
 import hipsim
 

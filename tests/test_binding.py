@@ -25,7 +25,7 @@ from helpers import needs_simulator, run_python
 
 import flash_attn_rocm
 import flash_attn_rocm._C as C
-from flash_attn_rocm import _ops, simulate
+from flash_attn_rocm import _ops, _python_ops, simulate
 from flash_attn_rocm._config import config, simulator_path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,7 +82,7 @@ def configure(restore, monkeypatch):
 
     def both(code_dir, sim_library, mode, sim_arch):
         C.configure(code_dir, sim_library, mode, sim_arch)
-        monkeypatch.setattr(_ops, "launch_arch", sim_arch)
+        monkeypatch.setattr(_python_ops, "launch_arch", sim_arch)
 
     return both
 
