@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from . import _chunked, _ops
 from ._errors import FlashAttnError
@@ -35,8 +36,11 @@ absent = torch.empty(0, device="cpu")
 
 def absent_for(tensor: Tensor) -> Tensor:
     """A tensor without elements, for a call with `tensor`."""
-    # In a compiled graph for a GPU, a CPU tensor would rule out CUDA graphs.
-    return tensor.new_empty(0) if is_dynamo_compiling() else absent
+    # In a compiled graph for a GPU, a CPU tensor would rule out CUDA graphs; with
+    # fake tensors, a real one is refused.
+    if is_dynamo_compiling() or type(tensor) not in (Tensor, Parameter):
+        return tensor.new_empty(0)
+    return absent
 
 
 def _set(flags: tuple[bool, ...]) -> int:
