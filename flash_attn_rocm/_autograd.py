@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from . import _chunked, _ops
-from ._errors import FlashAttnError
+from ._errors import FlashAttnError, LaunchFailure
 from ._grad_check import check_gradients
 from ._reason import Reason
 from ._record import note
@@ -170,7 +170,13 @@ class Attention(torch.autograd.Function):
         op: Any = _ops.op
         none = absent_for(q)
         features = (none, none, none, none, none, none, scale, 0.0, 0.0, causal, -1, -1)
-        out, lse, out_lo = op(q, k, v, *features, True)
+        if is_dynamo_compiling():
+            out, lse, out_lo = op(q, k, v, *features, True)
+        else:
+            try:
+                out, lse, out_lo = op(q, k, v, *features, True)
+            except Exception as error:
+                raise LaunchFailure(str(error)) from error
         ctx.save_for_backward(q, k, v, out, lse, out_lo)
         ctx.scale, ctx.causal, ctx.strict = scale, causal, strict
         ctx.origins = None
@@ -229,6 +235,9 @@ def attention(
         with_lse: also return the log-sum-exp, differentiable like the output.
         strict: a failing launch of the backward raises FlashAttnError; otherwise it
             is recorded, and torch ops compute the gradient.
+
+    Raises:
+        LaunchFailure: the launch failed.
     """
     if is_dynamo_compiling():
         q, k, v = _distinct((), q, k, v)

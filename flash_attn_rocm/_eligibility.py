@@ -326,14 +326,13 @@ def route(
     )
 
 
-def _failed(*_: Any) -> Reason:
-    return Reason.FAILED
+def reason_of(*args: Any, **kwargs: Any) -> Reason | None:
+    """The reason for a call on which route() raised; asks again, runs nothing.
 
-
-def reason_of(*args: Any, **kwargs: Any) -> Reason:
-    """The reason for a call on which route() raised; asks again, runs nothing."""
+    FAILED if `run` raised, None if `train` did.
+    """
     try:
-        return route(_failed, _failed, *args, **kwargs)
+        return route(lambda *_: Reason.FAILED, lambda *_: None, *args, **kwargs)
     except Exception:
         # Not lost: the stock function gets the same arguments and raises its own
         # error, or serves them. A strided nested tensor has no shape and so raises.

@@ -31,7 +31,7 @@ from ._eligibility import (
     traced_cpu_serves,
     traced_gpu_serves,
 )
-from ._errors import FlashAttnError
+from ._errors import FlashAttnError, LaunchFailure
 from ._reason import Reason
 from ._simulate import current_arch, traced_arch
 from ._torch import (
@@ -284,7 +284,13 @@ def flash_attn_func(
             out, lse = _attend(*call, alignment, needs_grad, with_lse)
         except torch.cuda.OutOfMemoryError:
             raise
+        except LaunchFailure as failure:
+            if isinstance(failure.__cause__, torch.cuda.OutOfMemoryError):
+                raise failure.__cause__ from None
+            raise FlashAttnError(str(failure)) from failure.__cause__
         except RuntimeError as error:
+            if needs_grad:  # of a hook of saved tensors, say
+                raise
             raise FlashAttnError(str(error)) from error
     out = out.transpose(1, 2)
     return (out, lse, None) if with_lse else out

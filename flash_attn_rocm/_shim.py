@@ -26,6 +26,7 @@ from . import _grad_check, _ops
 from ._autograd import attention
 from ._config import logger
 from ._eligibility import reason_of, route
+from ._errors import LaunchFailure
 from ._reason import Reason
 from ._record import note
 from ._torch import is_dynamo_compiling, register_builtin, stock_sdpa
@@ -102,7 +103,10 @@ def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
             return result[0]
         reason = result
     except Exception as error:
-        reason = reason_of(*args, **kwargs)
+        found = reason_of(*args, **kwargs)
+        if found is None and not isinstance(error, LaunchFailure):
+            raise
+        reason = found or Reason.FAILED
         if reason is Reason.FAILED:
             detail = str(error)
     note(reason, detail)

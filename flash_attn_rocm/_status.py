@@ -150,7 +150,7 @@ def explain(
     try:
         answer = route(_plan, _plan_training, *call, **options)
     except Exception as error:
-        answer = reason_of(*call, **options)
+        answer = reason_of(*call, **options) or Reason.FAILED
         if answer is Reason.FAILED:
             return Explanation(False, "sdpa", "", None, answer, str(error))
     if isinstance(answer, Reason):

@@ -249,8 +249,7 @@ def _through_file(model):
 CLONES = [copy.deepcopy, _through_pickle, _through_file]
 
 
-def run_python(code, *args, env=None, timeout=300):
-    """A fresh interpreter running `code`; fails with its stderr if it fails."""
+def _run(*command, env, timeout):
     environ = {
         key: value
         for key, value in os.environ.items()
@@ -258,10 +257,8 @@ def run_python(code, *args, env=None, timeout=300):
     }
     environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     environ.update(env or {})
-    if standin.WANTED:
-        code = "import helpers.standin\n" + code
     done = subprocess.run(
-        [sys.executable, "-c", code, *args],
+        [sys.executable, *command],
         env=environ,
         capture_output=True,
         text=True,
@@ -269,3 +266,18 @@ def run_python(code, *args, env=None, timeout=300):
     )
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def run_python(code, *args, env=None, timeout=300):
+    """A fresh interpreter running `code`; fails with its stderr if it fails."""
+    if standin.WANTED:
+        code = "import helpers.standin\n" + code
+    return _run("-c", code, *args, env=env, timeout=timeout)
+
+
+def run_script(path, code, *args, env=None, timeout=300):
+    """run_python() for code that starts processes, which import it from `path`."""
+    if standin.WANTED:
+        code = "import helpers.standin\n" + code
+    path.write_text(code)
+    return _run(str(path), *args, env=env, timeout=timeout)
