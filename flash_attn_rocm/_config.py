@@ -112,14 +112,18 @@ def simulator_path() -> str:
     return os.path.join(next(iter(spec.submodule_search_locations)), "libhipsim.so")
 
 
-def code_objects(code_dir: str) -> dict[str, str]:
-    """Architecture -> file name of the code objects in `code_dir`."""
+def code_objects(code_dir: str) -> dict[str, list[str]]:
+    """Architecture -> names of its code objects, one for each arithmetic."""
     try:
         names = sorted(os.listdir(code_dir))
     except OSError:
         return {}
-    found = (re.fullmatch(r"fa_(gfx\w+|sm_\d+)\.(co|cubin)", name) for name in names)
-    return {match.group(1): match.group(0) for match in found if match}
+    found: dict[str, list[str]] = {}
+    for name in names:
+        match = re.fullmatch(r"fa_(gfx\w+|sm_\d+)_f\d+\.(co|cubin)", name)
+        if match:
+            found.setdefault(match.group(1), []).append(name)
+    return found
 
 
 def _set_up_logging(level: str | None) -> None:

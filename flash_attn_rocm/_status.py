@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -225,7 +226,7 @@ def status() -> dict[str, Any]:
         "ops": _ops.source,
         "unavailable": _ops.unavailable,
         "code_dir": config.code_dir,
-        "code_objects": sorted(code_objects(config.code_dir).values()),
+        "code_objects": sorted(chain(*code_objects(config.code_dir).values())),
         "simulator": simulator if os.path.isfile(simulator) else None,
         "bf16": config.bf16,
         "check_grads": _grad_check.mode(),

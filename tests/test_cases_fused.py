@@ -43,7 +43,7 @@ def test_some_operands_are_transposed_views(views, length):
     assert answered_by() == "fa_fwd_f16_d64_plain"
     assert error_ratio(out, q, k, v) <= 1
     F.scaled_dot_product_attention(q.bfloat16(), k.bfloat16(), v.bfloat16())
-    assert answered_by() is Reason.DTYPE
+    assert answered_by().startswith("fa_fwd")
 
 
 @pytest.mark.parametrize("length, dim", [(10, 8), (1, 8), (3, 4), (17, 16), (10, 24)])
@@ -51,24 +51,22 @@ def test_some_operands_are_transposed_views(views, length):
 def test_tiny_lengths_and_head_dims(length, dim, causal):
     q, k, v = qkv(5, 4, length, dim)
     out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    narrow = "" if dim % 8 == 0 else "_narrow"
-    assert answered_by() == "fa_fwd_f16_d64_plain" + narrow
+    assert answered_by() == "fa_fwd_f16_d32_plain"
     assert error_ratio(out, q, k, v, causal=TOP_LEFT if causal else NONE) <= 1
 
 
-@pytest.mark.parametrize("dim", [128, 129, 264, 512])
+@pytest.mark.parametrize("dim", [128, 129, 256, 264, 512])
 @pytest.mark.parametrize("grad", [False, True])
 def test_wide_heads_fall_back(dim, grad):
     q, k, v = (t.requires_grad_(grad) for t in qkv(1, 1, 17, dim))
     out = F.scaled_dot_product_attention(q, k, v)
-    if grad:
-        assert answered_by() is Reason.GRAD
-        out.sum().backward()
-        assert torch.isfinite(q.grad).all()
-    elif dim <= 128:
-        assert answered_by() == "fa_fwd_f16_d128_plain"
+    if dim <= 256:
+        assert answered_by().startswith("fa_fwd_f16_d")
     else:
         assert answered_by() is Reason.HEAD_DIM
+    if grad:
+        out.sum().backward()
+        assert torch.isfinite(q.grad).all()
     reference, _ = fp64_attention(q, k, v)
     assert (out.double() - reference).abs().max() < 2e-3 * reference.abs().max()
 
@@ -83,8 +81,10 @@ def test_is_causal_is_top_left(length, length_k):
     assert answered_by() == "fa_fwd_f16_d64_plain"
     assert error_ratio(out, q, k, v, causal=TOP_LEFT) <= 1
     assert (out[:, :, 0] - v[:, :, 0]).abs().max() == 0
-    F.scaled_dot_product_attention(q.requires_grad_(), k, v, is_causal=True)
-    assert answered_by() is Reason.GRAD
+    F.scaled_dot_product_attention(
+        q.requires_grad_(), k, v, is_causal=True
+    ).sum().backward()
+    assert answered_by() == "fa_bwd_q_f16_d64_plain"
 
 
 def test_patch_after_an_error_can_be_undone():
@@ -93,7 +93,7 @@ def test_patch_after_an_error_can_be_undone():
         F.scaled_dot_product_attention(ones, ones.repeat(1, 1, 1, 2), ones)
     assert answered_by() is Reason.HEAD_DIM
     F.scaled_dot_product_attention(ones, ones, ones)
-    assert answered_by() == "fa_fwd_f16_d64_plain"
+    assert answered_by() == "fa_fwd_f16_d32_plain"
 
 
 def test_many_patches_leave_one_layer():
@@ -129,7 +129,7 @@ def test_copies_of_a_model_that_holds_the_function_run_fused(clone):
     model = HoldsTheFunction()
     x, _, _ = qkv(2, 1, 7, 32)
     want = model(x)
-    assert answered_by() == "fa_fwd_f16_d64_plain"
+    assert answered_by() == "fa_fwd_f16_d32_plain"
     again = clone(model)
     assert torch.equal(again(x), want)
-    assert answered_by() == "fa_fwd_f16_d64_plain"
+    assert answered_by() == "fa_fwd_f16_d32_plain"

@@ -38,7 +38,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import flash_attn_rocm as fa
-from flash_attn_rocm import Reason, _shim, _simulate
+from flash_attn_rocm import Reason, _record, _shim, _simulate
 
 needs_gqa = pytest.mark.skipif(
     torch.__version__ < (2, 5), reason="enable_gqa came with torch 2.5"
@@ -177,11 +177,10 @@ def test_autocast_casts_like_the_stock_function(patched, simulated):
         halves = [t.half() for t in (q, k, v.bfloat16())]
         assert out.dtype == stock.dtype == torch.float16
         assert error_ratio(out, *halves) <= 1
-        F.scaled_dot_product_attention(q.double(), k.double(), v.double())
-        assert_stock(Reason.DTYPE)
+        assert fa.explain(q.double(), k, v.double()).reason is Reason.DTYPE
     with torch.autocast("cpu", torch.bfloat16):
         out = F.scaled_dot_product_attention(*halves)
-        assert_stock(Reason.DTYPE)
+        assert_fused("fa_fwd")
         assert out.dtype == torch.bfloat16
         with torch.autocast("cpu", enabled=False):
             F.scaled_dot_product_attention(*halves)
@@ -548,21 +547,21 @@ def test_counters_add_up(patched, simulated):
 
 
 def test_each_reason_is_logged_once(patched, simulated, caplog, monkeypatch):
-    monkeypatch.setattr(_shim, "_noted", set())
+    monkeypatch.setattr(_record, "_noted", set())
     q, k, v = qkv(1, 1, 4, 8)
     with caplog.at_level(logging.INFO, "flash_attn_rocm"):
         for _ in range(3):
             F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
-            F.scaled_dot_product_attention(q.float(), k.float(), v.float())
+            F.scaled_dot_product_attention(q[0], k[0], v[0])
     lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == 2 and "dropout" in lines[0] and "dtype" in lines[1]
+    assert len(lines) == 2 and "dropout" in lines[0] and "rank" in lines[1]
 
 
 def test_a_failing_launch_is_answered_by_stock(patched, simulated, caplog, monkeypatch):
     def broken(*args):
         raise RuntimeError("launch failed: no such luck")
 
-    monkeypatch.setattr(_shim, "_noted", set())
+    monkeypatch.setattr(_record, "_noted", set())
     monkeypatch.setattr(_shim, "_op", broken)
     q, k, v = qkv(1, 1, 4, 8)
     with caplog.at_level(logging.INFO, "flash_attn_rocm"):
@@ -596,7 +595,7 @@ def test_explain_gives_the_reason_that_a_call_would_record(patched, simulated):
         ((q, k, v, torch.ones(4, 4, dtype=torch.bool)), {}, Reason.MASK),
         ((q, k, v), {"dropout_p": 0.1}, Reason.DROPOUT),
         ((q[0], k[0], v[0]), {}, Reason.RANK),
-        ((q.mT, k.mT, v.mT), {}, Reason.STRIDE),
+        ((q[..., :0], k[..., :0], v), {}, Reason.HEAD_DIM),
         ((None, k, v), {}, Reason.ARGUMENT),
     ]
     for args, kwargs, reason in calls:
@@ -615,6 +614,8 @@ def test_status_and_build_info_are_plain_data():
     assert status["torch"] == torch.__version__
     assert status["ops"] in ("c", "python")
     assert set(status["counters"]) == {"fused", "fallback", "wave_instructions"}
+    assert status["bf16"] == "auto" and status["check_grads"] == "off"
+    assert set(status["nonfinite_gradients"]) == {"q", "k", "v"}
     variants = fa.build_info()["extension"]["variants"]
     assert "fa_fwd_f16_d64_plain" in variants
 

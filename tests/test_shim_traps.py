@@ -8,8 +8,6 @@ SPDX-License-Identifier: BSD-3-Clause
 
 import math
 import pickle
-import subprocess
-import sys
 import threading
 import warnings
 from typing import ClassVar
@@ -62,9 +60,7 @@ HAS_GQA = torch.__version__ >= (2, 5)
 GQA = Reason.HEADS if HAS_GQA else Reason.ARGUMENT
 
 FALLBACKS = {
-    "float32": (lambda f: f(Q.float(), K.float(), V.float()), Reason.DTYPE),
-    "bfloat16": (lambda f: f(*(t.bfloat16() for t in (Q, K, V))), Reason.DTYPE),
-    "float64": (lambda f: f(*(t.double() for t in (Q, K, V))), Reason.DTYPE),
+    "complex": (lambda f: f(*(t.to(torch.complex64) for t in (Q, K, V))), None),
     "boolean mask": (lambda f: f(Q, K, V, MASK), Reason.MASK),
     "float mask": (lambda f: f(Q, K, V, attn_mask=MASK.half()), Reason.MASK),
     "broadcast mask": (lambda f: f(Q, K, V, MASK[None, None]), Reason.MASK),
@@ -80,11 +76,11 @@ FALLBACKS = {
     "mixed ranks": (lambda f: f(Q, K[0], V[0]), Reason.RANK),
     "broadcast batch": (lambda f: f(Q, K[:1], V[:1]), Reason.SHAPE),
     "broadcast heads": (lambda f: f(Q, K[:, :1], V[:, :1]), Reason.HEADS),
-    "other value dim": (lambda f: f(Q, K, V[..., :8]), Reason.HEAD_DIM),
     "wide heads": (
-        lambda f: f(*(t.repeat(1, 1, 1, 9) for t in (Q, K, V))),
+        lambda f: f(*(t.repeat(1, 1, 1, 17) for t in (Q, K, V))),
         Reason.HEAD_DIM,
     ),
+    "wide values": (lambda f: f(Q, K, V.repeat(1, 1, 1, 17)), Reason.HEAD_DIM),
     "gqa where heads do not divide": (
         lambda f: f(Q[:, :3], K[:, :2], V[:, :2], enable_gqa=True),
         GQA,
@@ -93,12 +89,8 @@ FALLBACKS = {
         lambda f: f(Q, K[:, :2], V, enable_gqa=True),
         GQA,
     ),
-    "no batch": (lambda f: f(Q[:0], K[:0], V[:0]), Reason.EMPTY),
-    "no heads": (lambda f: f(Q[:, :0], K[:, :0], V[:, :0]), Reason.EMPTY),
-    "no queries": (lambda f: f(Q[:, :, :0], K, V), Reason.EMPTY),
-    "no keys": (lambda f: f(Q, K[:, :, :0], V[:, :, :0]), Reason.EMPTY),
-    "head dim 0": (lambda f: f(Q[..., :0], K[..., :0], V[..., :0]), Reason.EMPTY),
-    "strided last dim": (lambda f: f(Q, K, V.mT.contiguous().mT), Reason.STRIDE),
+    "head dim 0": (lambda f: f(Q[..., :0], K[..., :0], V[..., :0]), Reason.HEAD_DIM),
+    "no values": (lambda f: f(Q, K, V[..., :0]), Reason.HEAD_DIM),
     "infinite scale": (lambda f: f(Q, K, V, scale=float("inf")), Reason.SCALE),
     "nan scale": (lambda f: f(Q, K, V, scale=float("nan")), Reason.SCALE),
     "scale 2^127": (lambda f: f(Q, K, V, scale=2.0**127), Reason.SCALE),
@@ -146,22 +138,9 @@ ERRORS = {
 }
 
 
-def stock_survives_no_heads():
-    """Tried in another process: torch 2.11 for one divides by the number of heads."""
-    code = """
-import torch
-x = torch.ones(2, 0, 6, 16).half()
-torch.nn.functional.scaled_dot_product_attention(x, x, x)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
-    return done.returncode >= 0
-
-
 @pytest.mark.parametrize("name", FALLBACKS)
 def test_what_we_do_not_serve_is_answered_by_stock(name):
     call, reason = FALLBACKS[name]
-    if name == "no heads" and not stock_survives_no_heads():
-        pytest.skip(f"the stock function of torch {torch.__version__} dies of it")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert_like_stock(call, reason)
@@ -195,23 +174,16 @@ def test_dropout_is_stocks():
     assert_like_stock(call, Reason.DROPOUT)
 
 
-@pytest.mark.parametrize("which", ["q", "k", "v", "mask"])
-def test_gradients_are_stocks(which):
-    tensors = dict(q=Q, k=K, v=V, mask=None)
-    tensors[which] = MASK.half() if which == "mask" else tensors[which]
-
+def test_the_gradient_of_a_mask_is_stocks():
     def call(f):
-        leaf = tensors[which].clone().requires_grad_()
-        q, k, v, mask = {**tensors, which: leaf}.values()
-        f(q, k, v, mask).sum().backward()
-        return leaf.grad
+        mask = MASK.half().requires_grad_()
+        f(Q, K, V, mask).sum().backward()
+        return mask.grad
 
-    assert_like_stock(call, None)
-    F.scaled_dot_product_attention(Q.clone().requires_grad_(), K, V)
-    assert fa.last_call().reason is Reason.GRAD
+    assert_like_stock(call, Reason.MASK)
 
 
-def test_second_order_gradients_are_stocks():
+def test_gradients_of_a_forced_backend_are_stocks():
     def call(f):
         q = Q.float().requires_grad_()
         with sdpa_kernel(SDPBackend.MATH):
@@ -219,18 +191,7 @@ def test_second_order_gradients_are_stocks():
             (first,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
             return torch.autograd.grad(first.square().sum(), q)[0]
 
-    assert_like_stock(call, None)
-
-
-def test_checkpointing_is_stocks():
-    from torch.utils.checkpoint import checkpoint
-
-    def call(f):
-        q = Q.clone().requires_grad_()
-        checkpoint(f, q, K, V, use_reentrant=False).sum().backward()
-        return q.grad
-
-    assert_like_stock(call, Reason.GRAD)
+    assert_like_stock(call, Reason.FLASH_DISABLED)
 
 
 # ----------------------------------------------------------- subclasses and modes
@@ -615,11 +576,10 @@ class TestCompile:
     def test_fallbacks_compile_in_one_graph(self):
         counter = Counter()
         compiled = torch.compile(attend, fullgraph=True, backend=counter)
-        compiled(Q.float(), K.float(), V.float())
         compiled(Q, K, V, attn_mask=MASK)
         compiled(Q[0], K[0], V[0])
-        compiled(Q, K, V.mT.contiguous().mT)
-        assert counter.fused == [False] * 4
+        compiled(*(t.repeat(1, 1, 1, 17) for t in (Q, K, V)))
+        assert counter.fused == [False] * 3
 
     def test_a_forced_backend_is_obeyed(self):
         counter = Counter()
@@ -627,16 +587,6 @@ class TestCompile:
         with sdpa_kernel(SDPBackend.MATH):
             compiled(Q, K, V)
         assert counter.fused == [False]
-
-    def test_training_falls_back(self):
-        counter = Counter()
-        compiled = torch.compile(attend, fullgraph=True, backend=counter)
-        q = Q.clone().requires_grad_()
-        compiled(q, K, V).sum().backward()
-        assert counter.fused == [False] and q.grad is not None
-        with torch.no_grad():
-            compiled(q, K, V)
-        assert counter.fused == [False, True]
 
     def test_patch_and_simulate_are_guarded(self):
         counter = Counter()
