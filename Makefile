@@ -14,7 +14,7 @@ PYTEST ?= tests
         distclean
 
 help:
-	@echo 'make demo            a GPT on the simulated gfx906 beside stock attention'
+	@echo 'make demo            trains a GPT on the simulated gfx906, beside stock attention'
 	@echo 'make test            C and Python tests (FA_TEST=full: the slow ones too)'
 	@echo 'make ctest           C tests of the host layer (FA_SANITIZE=address,undefined)'
 	@echo 'make sanitize        C and simulator tests under ASan, UBSan and TSan (5 min)'

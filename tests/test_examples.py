@@ -17,9 +17,15 @@ from helpers import ROOT, needs_simulator
 
 
 @pytest.fixture
-def gpt(monkeypatch):
+def example(monkeypatch):
+    """Imports a module of examples/."""
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    return importlib.import_module("gpt")
+    return importlib.import_module
+
+
+@pytest.fixture
+def gpt(example):
+    return example("gpt")
 
 
 def run(*command, **environ):
@@ -33,51 +39,99 @@ def run(*command, **environ):
     )
 
 
+# Runs in every interpreter whose PYTHONPATH holds it: sitecustomize.py.
+NOT_PATCHED = """
+import contextlib, flash_attn_rocm
+flash_attn_rocm.patched = contextlib.nullcontext
+"""
+WRONG_GRADIENT = """
+import contextlib, flash_attn_rocm, torch.nn.functional as F
+really_patched = flash_attn_rocm.patched
+
+@contextlib.contextmanager
+def patched():
+    with really_patched():
+        correct = F.scaled_dot_product_attention
+
+        def wrong(query, key, value, **options):
+            key = key.view_as(key)
+            if key.requires_grad:
+                key.register_hook(lambda gradient: 1.05 * gradient)
+            return correct(query, key, value, **options)
+
+        F.scaled_dot_product_attention = wrong
+        yield
+        F.scaled_dot_product_attention = correct
+
+flash_attn_rocm.patched = patched
+"""
+NOT_INSTALLED = """
+import sys
+sys.modules["flash_attn_rocm"] = None
+"""
+
+
+def with_hook(folder, hook):
+    """The environment of an interpreter that runs `hook` first."""
+    (folder / "sitecustomize.py").write_text(hook, encoding="utf-8")
+    return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+
+
 def run_demo(folder, **environ):
     figures = folder / "figures.json"
     picture = folder / "demo.png"
-    demo = [ROOT / "examples" / "demo.py", "--quick", "--steps", 4, "--tokens", 6]
+    demo = [ROOT / "examples" / "demo.py", "--quick", "--steps", 6, "--tokens", 4]
     done = run(*demo, "--picture", picture, "--json", figures, **environ)
     return done, json.loads(figures.read_text()), picture
 
 
 @needs_simulator
-def test_demo_runs_every_attention_call_fused(tmp_path):
+def test_demo_trains_on_gfx906_as_with_stock(tmp_path):
     done, figures, picture = run_demo(tmp_path)
     assert done.returncode == 0, done.stderr
-    assert figures["expected_calls"] == 2 * (2 + 6)  # layers, windows and tokens
-    assert sum(figures["fused_calls"].values()) == figures["expected_calls"]
-    assert figures["fallback_calls"] == {} and figures["failures"] == []
-    assert figures["wave_instructions"] > 1000 * figures["expected_calls"]
-    losses = figures["validation_loss"]
-    assert figures["largest_logit_difference"] > 0, "the second run was stock too"
-    assert losses["stock"] == pytest.approx(losses["gfx906"], rel=0, abs=1e-3)
-    assert "All 6 generated tokens are the same." in done.stdout
+    assert figures["failures"] == []
+    fused = figures["runs"]["fused"]
+    assert fused["backwards"] == 6 and fused["forwards"] > 6
+    assert fused["fused_calls"] == 2 * fused["forwards"]  # layers
+    assert fused["fallback"] == {}
+    assert fused["wave_instructions"] > 1000 * fused["fused_calls"]
+    kernels = " ".join(fused["fused"])
+    for name in ("fa_fwd_f16", "fa_bwd_kv_f16", "fa_bwd_q_f16"):
+        assert name in kernels and name in done.stdout
+    gaps = figures["gradient_differences"].values()
+    assert max(gaps) > 0, "the second run was stock too"
+    assert fused["losses"][-1] < fused["losses"][0]
+    assert "All 4 generated tokens are the same." in done.stdout
     assert "training:" not in done.stderr  # no progress bar without a terminal
-    assert "gfx906" in done.stdout and "fa_fwd_f16_d64_plain" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 @needs_simulator
 def test_demo_fails_if_a_call_was_not_fused(tmp_path):
-    # sitecustomize is imported by every interpreter: nothing gets patched
-    hook = "import flash_attn_rocm, contextlib\n"
-    hook += "flash_attn_rocm.patched = contextlib.nullcontext\n"
-    (tmp_path / "sitecustomize.py").write_text(hook, encoding="utf-8")
-    path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    done, figures, _ = run_demo(tmp_path, PYTHONPATH=path)
+    done, figures, _ = run_demo(tmp_path, **with_hook(tmp_path, NOT_PATCHED))
     assert done.returncode == 1
-    assert "0 of 16 attention calls were fused" in done.stderr
-    assert figures["failures"]
+    assert "attention calls were fused" in done.stderr
+    assert figures["runs"]["fused"]["fused_calls"] == 0
 
 
-def test_demo_text_is_english_and_survives_the_tokenizer(gpt):
+@needs_simulator
+def test_demo_fails_if_a_gradient_is_wrong_by_five_percent(tmp_path):
+    done, figures, _ = run_demo(tmp_path, **with_hook(tmp_path, WRONG_GRADIENT))
+    assert done.returncode == 1
+    assert figures["runs"]["fused"]["failures"] == []  # all calls were fused
+    assert "qkv.weight[k].grad" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("unit", "different"), [("words", 10_000), ("characters", 100)]
+)
+def test_demo_text_is_english_and_survives_the_tokenizer(gpt, unit, different):
     text, source = gpt.english_text()
     assert source.startswith(("pydoc_data", "docstrings"))
-    tokenizer = gpt.Tokenizer(text)
+    tokenizer = gpt.Tokenizer(text, unit)
     tokens = tokenizer.encode(text)
     assert tokenizer.decode(tokens) == text
-    assert len(tokens) > 20_000 and len(tokenizer.pieces) < 10_000
+    assert len(tokens) > 20_000 and len(tokenizer.pieces) < different
 
 
 def test_demo_finds_text_where_pydoc_has_no_topics(gpt, monkeypatch):
@@ -89,7 +143,7 @@ def test_demo_finds_text_where_pydoc_has_no_topics(gpt, monkeypatch):
     monkeypatch.setattr(gpt.importlib, "import_module", no_topics)
     text, source = gpt.english_text()
     assert "pydoc_data is missing" in source
-    assert len(gpt.Tokenizer(text).encode(text)) > 20_000
+    assert len(gpt.Tokenizer(text, "words").encode(text)) > 20_000
 
 
 def test_gpt_is_causal_and_seeded(gpt):
@@ -107,6 +161,119 @@ def test_gpt_is_causal_and_seeded(gpt):
     assert torch.equal(first, second)
     assert torch.allclose(first[:, :10], changed[:, :10], atol=1e-5)
     assert not torch.allclose(first[:, 10:], changed[:, 10:], atol=1e-5)
+
+
+TINY = {"steps": 4, "batch": 2, "seqlen": 32, "layers": 1, "heads": 2, "embd": 64}
+
+
+def run_training(*options, **environ):
+    script = ROOT / "examples" / "train_gpt.py"
+    sizes = [part for name, n in TINY.items() for part in (f"--{name}", n)]
+    return run(script, *sizes, *options, **environ)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "math"])
+def test_train_gpt_with_stock_attention_needs_no_package(attention, tmp_path):
+    figures, picture = tmp_path / "figures.json", tmp_path / "plot.png"
+    hook = with_hook(tmp_path, NOT_INSTALLED)
+    files = ("--json", figures, "--plot", picture)
+    done = run_training("--attention", attention, "--device", "cpu", *files, **hook)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(figures.read_text())
+    assert len(results["losses"]) == 4
+    assert results["losses"][-1] < results["losses"][0]
+    assert f"validation {results['validation_loss']:.4f}" in done.stdout
+    assert "tokens/s" in done.stdout and done.stderr == ""
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--heads", 3), "multiple of --heads"),
+        (("--steps", 0), "at least 1"),
+        (("--seqlen", 10**6, "--attention", "sdpa"), "expected less than"),
+        (("--attention", "sdpa", "--device", "sim"), "--device cpu"),
+        (("--attention", "fused"), "not installed"),
+    ],
+)
+def test_train_gpt_refuses_what_it_cannot_serve(options, message, tmp_path):
+    done = run_training(*options, **with_hook(tmp_path, NOT_INSTALLED))
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_train_gpt_fails_and_says_why_if_calls_were_not_fused():
+    done = run_training("--attention", "fused", "--device", "cpu")
+    assert done.returncode == 1
+    assert "0 % of" in done.stdout and "stock SDPA answered" in done.stdout
+    assert "(reason: device)" in done.stdout or "(reason: un" in done.stdout
+    assert "warning: stock SDPA answers" in done.stderr
+    assert "were fused" in done.stderr
+
+
+def test_training_repeats_bit_for_bit_with_a_seed_and_only_with_it(example):
+    module = example("train_gpt")
+    corpus = module.load_corpus("characters")
+    runs = []
+    for seed in (1, 1, 2):
+        settings = module.Settings("math", dtype="bfloat16", seed=seed, **TINY)
+        runs.append(module.train(settings, corpus)[1])
+    first, second, other = ((run.losses, run.validation_loss) for run in runs)
+    assert first == second and first != other
+
+
+def test_float16_training_follows_float32(example):
+    module = example("train_gpt")
+    corpus = module.load_corpus("characters")
+    runs = []
+    for dtype in ("float16", "float32"):
+        settings = module.Settings("sdpa", dtype=dtype, **TINY)
+        runs.append(module.train(settings, corpus)[1])
+    half, single = runs
+    assert half.skipped == 0
+    assert half.losses == pytest.approx(single.losses, rel=0, abs=1e-3)  # seen: 1e-6
+    assert half.losses != single.losses
+
+
+# Largest difference of a loss from stock attention in the same dtype.
+@needs_simulator
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [("float32", 1e-5), ("float16", 1e-3), ("bfloat16", 1e-2)]
+)
+def test_fused_training_follows_stock(example, dtype, bound):
+    module = example("train_gpt")
+    corpus = module.load_corpus("characters")
+    runs = []
+    for attention, device in (("sdpa", "cpu"), ("fused", "sim")):
+        settings = module.Settings(attention, device, dtype, **TINY)
+        runs.append(module.train(settings, corpus)[1])
+    stock, fused = runs
+    assert fused.failures() == [] and fused.fused_backwards == TINY["steps"]
+    assert fused.losses == pytest.approx(stock.losses, rel=0, abs=bound)
+    assert fused.losses != stock.losses, "the second run was stock too"
+
+
+def test_peak_bytes_are_the_most_that_is_alive_at_once(example):
+    def work():
+        first = torch.empty(1000)
+        del first
+        second = torch.empty(500)
+        return second, torch.empty(700)
+
+    assert example("attention_memory").peak_bytes(work, "cpu") == 4 * 1200
+
+
+def test_math_attention_takes_memory_by_the_square_of_the_length(example):
+    module = example("attention_memory")
+    train_gpt = example("train_gpt")
+    with train_gpt.attention("math", "cpu"):
+        short, long = (
+            module.attention_bytes((1, 1, length, 16), torch.float32, "cpu")
+            for length in (256, 512)
+        )
+    assert long > 512 * 512 * 4
+    assert 3.5 < long / short < 4.1
 
 
 BENCHMARKS = {
