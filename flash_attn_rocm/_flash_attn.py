@@ -150,13 +150,14 @@ def _number(name: str, expected: str, given: Any) -> float:
 
 
 def _check_unsupported(
-    dropout_p: Any, window_size: Any, softcap: Any, alibi_slopes: Any
+    q: Any, dropout_p: Any, window_size: Any, softcap: Any, alibi_slopes: Any
 ) -> None:
     expected = "0.0 (dropout is not supported yet)"
     dropout = _number("dropout_p", expected, dropout_p)
     # A probability such as 1e-30 drops nothing; with flash_attn 2.x it is the way
-    # to get an LSE.
-    if not (dropout >= 0.0 and 1.0 - dropout == 1.0):
+    # to get an LSE. Of no elements nothing is dropped whatever the probability.
+    drops_nothing = 1.0 - dropout == 1.0 or (isinstance(q, Tensor) and not q.numel())
+    if not (0.0 <= dropout < 1.0 and drops_nothing):
         raise _refuse("dropout_p", expected, dropout_p)
     sides = window_size if isinstance(window_size, (tuple, list)) else ()
     if len(sides) != 2 or any(type(n) is not int or n != -1 for n in sides):
@@ -265,7 +266,7 @@ def flash_attn_func(
         raise FlashAttnError(str(_ops.unavailable))
     if config.device == "off":
         raise FlashAttnError("FLASH_ATTN_ROCM_DEVICE=off switches this package off")
-    _check_unsupported(dropout_p, window_size, softcap, alibi_slopes)
+    _check_unsupported(q, dropout_p, window_size, softcap, alibi_slopes)
     _check_flags(
         causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs
     )

@@ -53,7 +53,7 @@ struct fa_kernel<FA_FORWARD, KIND, DIM, OWN> {
 
 template <int KIND, int DIM, int OWN>
 struct fa_kernel<FA_PREPARE, KIND, DIM, OWN> {
-    enum { LDS_BYTES = 128, WAVES = 2 };
+    enum { LDS_BYTES = KIND == FA_F64 ? 0 : 128, WAVES = 2 };
     static FA_DEVICE void run(fa_args_in a, fa_lds lds)
     {
         fa_prepare<FA_NUMBER(KIND)>(a, lds);
@@ -70,7 +70,7 @@ struct fa_kernel<FA_PREPARE, KIND, DIM, OWN> {
                       #symbol ": tile sizes of stage.h");                      \
         static_assert((int)(lds_bytes) == (int)kernel::LDS_BYTES,              \
                       #symbol ": LDS bytes");                                  \
-        FA_LDS_ARRAY(lds, lds_bytes);                                          \
+        FA_LDS_ARRAY(lds, (lds_bytes) > 0 ? (lds_bytes) : 4); /* or unused */  \
         kernel::run(fa_arguments(&args), lds);                                 \
     }
 
