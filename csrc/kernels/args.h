@@ -67,9 +67,9 @@ enum {
 /* What FA_PREPARE finds out about 64 rows of one head of a tensor. */
 typedef struct fa_block {
     float norm;         /* the largest sum of squares of a row */
-    uint32_t exponents; /* largest biased exponent of a finite element, and
-                         * 65535 - the smallest of an element that is not 0,
-                         * in the upper half; 0 if there is none */
+    uint32_t exponents; /* of the elements that are finite and not 0: the
+                         * largest biased exponent, 255 - the smallest << 8;
+                         * 1 << 16 if some row spans more than fp16 can hold */
 } fa_block;
 
 typedef struct fa_args {
@@ -97,6 +97,7 @@ typedef struct fa_args {
     int32_t head_dim;   /* D, at most the variant's bucket */
     int32_t head_dim_v; /* Dv, likewise */
     int32_t heads;      /* H */
+    int32_t heads_k;    /* Hk */
     int32_t group;      /* H / Hk: query heads that share one key head */
     int32_t diagonal;   /* row i sees key j if j <= i + diagonal;
                          * 0 top-left causal, Sk - Sq bottom-right,
@@ -111,17 +112,18 @@ typedef struct fa_args {
                          * also makes delta */
     uint32_t prepare_blocks; /* of grid.x for each of those tensors */
     uint32_t only_unfit; /* 1: a workgroup runs only if its data does not fit
-                          * fp16 (see block_of), 0: always */
+                          * fp16 (fit.h), 0: always */
+    uint32_t unused;     /* 0 */
 } fa_args;
 
 #if !defined(__HIP__) && !defined(__CUDACC__)
 static_assert(sizeof(fa_view) == 40, "fa_view is part of the kernel ABI");
 static_assert(sizeof(fa_block) == 8, "fa_block is part of the kernel ABI");
-static_assert(sizeof(fa_args) == 512, "fa_args is part of the kernel ABI");
+static_assert(sizeof(fa_args) == 520, "fa_args is part of the kernel ABI");
 static_assert(offsetof(fa_args, out_lo) == 360, "fa_args layout");
 static_assert(offsetof(fa_args, scale_of) == 384, "fa_args layout");
 static_assert(offsetof(fa_args, scale) == 448, "fa_args layout");
-static_assert(offsetof(fa_args, only_unfit) == 508, "fa_args layout");
+static_assert(offsetof(fa_args, only_unfit) == 512, "fa_args layout");
 #endif
 
 #endif

@@ -40,37 +40,11 @@
 /* P is at most 1, so at most 2^12 as a weight. */
 #define FA_WEIGHT_LOG2(KIND) (FA_IS_HALF(KIND) ? 12.0f : 0.0f)
 
-template <int KIND, int PASS>
-static FA_DEVICE fa_matrix fa_matrix_a(fa_args_in a, uint32_t place)
-{
-    return PASS == FA_BACKWARD_KV
-               ? fa_key_matrix<KIND>(a, FA_VIEW(k), FA_SET_K, place)
-               : fa_query_matrix<KIND>(a, FA_VIEW(q), FA_SET_Q, place);
-}
-
-template <int KIND, int PASS>
-static FA_DEVICE fa_matrix fa_matrix_b(fa_args_in a, uint32_t place)
-{
-    return PASS == FA_BACKWARD_KV
-               ? fa_key_matrix<KIND>(a, FA_VIEW(v), FA_SET_V, place)
-               : fa_query_matrix<KIND>(a, FA_VIEW(dout), FA_SET_DOUT, place);
-}
-
-template <int KIND, int PASS>
-static FA_DEVICE fa_matrix fa_matrix_x(fa_args_in a, uint32_t place)
-{
-    return PASS == FA_BACKWARD_KV
-               ? fa_query_matrix<KIND>(a, FA_VIEW(q), FA_SET_Q, place)
-               : fa_key_matrix<KIND>(a, FA_VIEW(k), FA_SET_K, place);
-}
-
-template <int KIND, int PASS>
-static FA_DEVICE fa_matrix fa_matrix_y(fa_args_in a, uint32_t place)
-{
-    return PASS == FA_BACKWARD_KV
-               ? fa_query_matrix<KIND>(a, FA_VIEW(dout), FA_SET_DOUT, place)
-               : fa_key_matrix<KIND>(a, FA_VIEW(v), FA_SET_V, place);
-}
+/* Which tensor takes which part. */
+#define FA_A_AT(PASS) ((PASS) == FA_BACKWARD_KV ? FA_K_AT : FA_Q_AT)
+#define FA_B_AT(PASS) ((PASS) == FA_BACKWARD_KV ? FA_V_AT : FA_DOUT_AT)
+#define FA_X_AT(PASS) ((PASS) == FA_BACKWARD_KV ? FA_Q_AT : FA_K_AT)
+#define FA_Y_AT(PASS) ((PASS) == FA_BACKWARD_KV ? FA_DOUT_AT : FA_V_AT)
 
 /* -- LSE and delta --------------------------------------------------------- */
 
@@ -108,44 +82,31 @@ static FA_DEVICE FA_NUMBER(KIND) fa_row_delta(fa_args_in a, uint32_t place,
     return row < a->seqlen_q ? x : (number)0;
 }
 
-/* FA_BACKWARD_KV: thread t < 64 looks up the bias, the next 64 the delta, of
- * query first + t % 64.  In LDS the 8 values of one lane are neighbours. */
-template <int KIND>
-static FA_DEVICE FA_NUMBER(KIND) fa_fetch_queries(fa_args_in a, uint32_t place,
-                                                  int first, uint32_t tid)
+/* Arrays of numbers of the walked rows, see fa_put_walked. */
+enum { FA_BIAS_OF, FA_DELTA_OF, FA_UNDO_X, FA_UNDO_Y };
+
+/* Thread t looks up number t / 64 of row first + t % 64. */
+template <int KIND, int PASS>
+static FA_DEVICE FA_NUMBER(KIND) fa_fetch_walked(fa_args_in a, uint32_t place,
+                                                 int first, uint32_t tid)
 {
+    int array = (int)(tid / FA_WALK);
+    int row = first + (int)(tid & (FA_WALK - 1));
     FA_NUMBER(KIND) x = 0;
-    if (tid < FA_WALK) {
-        x = fa_row_bias<KIND>(a, place, first + (int)tid);
-    } else if (tid < 2 * FA_WALK) {
-        x = fa_row_delta<KIND>(a, place, first + (int)tid - FA_WALK);
+
+    if (PASS == FA_BACKWARD_KV && array == FA_BIAS_OF) {
+        x = fa_row_bias<KIND>(a, place, row);
+    } else if (PASS == FA_BACKWARD_KV && array == FA_DELTA_OF) {
+        x = fa_row_delta<KIND>(a, place, row);
+    } else if (KIND == FA_BF16 && array == FA_UNDO_X) {
+        x = fa_undo_scale<KIND>(a, FA_X_AT(PASS), place, row);
+    } else if (KIND == FA_BF16 && array == FA_UNDO_Y) {
+        x = fa_undo_scale<KIND>(a, FA_Y_AT(PASS), place, row);
     }
     return x;
 }
 
-template <int KIND>
-static FA_DEVICE void fa_commit_queries(fa_lds at, FA_NUMBER(KIND) x,
-                                        uint32_t tid)
-{
-    if (tid < 2 * FA_WALK) {
-        uint32_t row = tid & (FA_WALK - 1);
-        uint32_t slot = (tid & FA_WALK) + (row & 7) * 8 + (row >> 3);
-        ((FA_LDS FA_NUMBER(KIND) *)at)[slot] = x;
-    }
-}
-
 /* -- from products to weights ---------------------------------------------- */
-
-/* This lane's 8 numbers of the queries of a step. */
-template <int KIND>
-static FA_DEVICE void fa_walked_queries(FA_NUMBER(KIND) x[FA_WALKED], fa_lds at,
-                                        uint32_t tid)
-{
-#pragma unroll
-    for (int j = 0; j < FA_WALKED; j++) {
-        x[j] = ((FA_LDS FA_NUMBER(KIND) *)at)[(tid & 7) * 8 + j];
-    }
-}
 
 /* What this lane's owned row i sees: its walked rows c + 8j with
  * from <= 8j <= to. */
@@ -182,6 +143,36 @@ static FA_DEVICE void fa_mask_products(FA_NUMBER(KIND) p[OWN][FA_WALKED],
             bool seen = 8 * j >= from && 8 * j <= to;
             p[i][j] = seen ? p[i][j] : (FA_NUMBER(KIND))0;
             dp[i][j] = seen ? dp[i][j] : (FA_NUMBER(KIND))0;
+        }
+    }
+}
+
+/* FA_BF16: what undoes the scales of the owned rows of tensor `which`. */
+template <int KIND, int OWN>
+static FA_DEVICE void fa_keep_undo(fa_args_in a, int which, uint32_t place,
+                                   int first, fa_lds undo, uint32_t tid)
+{
+    if (tid < 32 * OWN) {
+        float x = fa_undo_scale<KIND>(a, which, place, first + (int)tid);
+        fa_lds_store1(undo + tid * 4, fa_bits<uint32_t>(x));
+    }
+}
+
+/* Products of scaled rows become what they would be without the scales. */
+template <int OWN>
+static FA_DEVICE void fa_undo_scales(float s[OWN][FA_WALKED], fa_lds undo,
+                                     fa_lds area, int array, uint32_t tid)
+{
+    float walked[FA_WALKED];
+
+    fa_get_walked<FA_BF16>(walked, area, array, tid);
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        int row = fa_own_row(OWN, tid, i);
+        float own = fa_bits<float>(fa_lds_load1(undo + row * 4));
+#pragma unroll
+        for (int j = 0; j < FA_WALKED; j++) {
+            s[i][j] *= own * walked[j];
         }
     }
 }
@@ -243,9 +234,8 @@ template <int KIND, int DIM, int OWN> struct fa_backward_shape {
         TILES = WALK_AT + FA_WALK_BYTES,
         COLUMNS_END = COLUMNS_AT + stage::BYTES,
         AREA_AT = TILES > COLUMNS_END ? TILES : COLUMNS_END,
-        QUERIES_AT = AREA_AT + shape::SHARE_AREA,
-        QUERY_BYTES = FA_WALK * (KIND == FA_F64 ? 8 : 4),
-        LDS_BYTES = QUERIES_AT + 2 * QUERY_BYTES
+        UNDO_AT = AREA_AT + shape::SHARE_AREA,
+        LDS_BYTES = UNDO_AT + (KIND == FA_BF16 ? shape::ROWS * 2 * 4 : 0)
     };
 };
 
@@ -333,7 +323,7 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
     fa_lds walk = lds + layout::WALK_AT;
     fa_lds columns = lds + layout::COLUMNS_AT;
     fa_lds area = lds + layout::AREA_AT;
-    fa_lds queries = lds + layout::QUERIES_AT;
+    fa_lds undo = lds + layout::UNDO_AT;
     uint32_t tid = fa_thread();
     int first = shape::ROWS *
                 (KV ? (int)fa_group_x()
@@ -356,11 +346,21 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
     number second_sum[OWN][shape::CHANNELS]; /* dV */
     number own_bias[OWN];
     number own_delta[OWN];
-    u32x4 got_own[OWN];
-    u32x4 got[stage::FETCH];
+    fa_fetched<OWN> got_own;
+    fa_fetched<stage::FETCH> got;
+    fa_fit fit;
 
+    float x_scale = 1.0f;
+    float y_scale = 1.0f;
+    if (fa_left_to_other<KIND, PASS>(a, first, own_place, &fit, area, tid)) {
+        return;
+    }
     if constexpr (FA_IS_HALF(KIND)) {
         lift = fa_lift<PASS>(a, first, shape::ROWS, own_place, area, tid);
+    }
+    if constexpr (KIND == FA_BF16) {
+        x_scale = fit.scale[FA_X_AT(PASS)];
+        y_scale = fit.scale[FA_Y_AT(PASS)];
     }
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
@@ -373,18 +373,24 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
             second_sum[i][e] = 0;
         }
     }
+    if constexpr (KIND == FA_BF16) {
+        /* In LDS, because registers are scarce.  Read after a barrier. */
+        fa_keep_undo<KIND, OWN>(a, FA_A_AT(PASS), own_place, first, undo, tid);
+        fa_keep_undo<KIND, OWN>(a, FA_B_AT(PASS), own_place, first,
+                                undo + shape::ROWS * 4, tid);
+    }
     if (range.begin < range.end) {
-        fa_matrix x = fa_matrix_x<KIND, PASS>(a, walk_place);
-        fa_fetch_rows<KIND, FA_WALK>(got, &x, range.begin * FA_WALK, 0, tid);
+        fa_matrix x = fa_matrix_at<KIND>(a, FA_X_AT(PASS), walk_place);
+        fa_fetch_rows<KIND, FA_WALK>(&got, &x, range.begin * FA_WALK, 0, tid);
         if (STAYS) {
-            fa_matrix own = fa_matrix_a<KIND, PASS>(a, own_place);
-            fa_fetch_rows<KIND, shape::ROWS>(got_own, &own, first, 0, tid);
+            fa_matrix own = fa_matrix_at<KIND>(a, FA_A_AT(PASS), own_place);
+            fa_fetch_rows<KIND, shape::ROWS>(&got_own, &own, first, 0, tid);
             fa_commit_rows<KIND, shape::ROWS, FA_OWN_MASK>(
-                own_a, got_own, &own, first, 0, KV ? 0 : flip, tid);
-            own = fa_matrix_b<KIND, PASS>(a, own_place);
-            fa_fetch_rows<KIND, shape::ROWS>(got_own, &own, first, 0, tid);
+                own_a, &got_own, &own, first, 0, KV ? 0 : flip, tid);
+            own = fa_matrix_at<KIND>(a, FA_B_AT(PASS), own_place);
+            fa_fetch_rows<KIND, shape::ROWS>(&got_own, &own, first, 0, tid);
             fa_commit_rows<KIND, shape::ROWS, FA_OWN_MASK>(
-                own_b, got_own, &own, first, 0, 0, tid);
+                own_b, &got_own, &own, first, 0, 0, tid);
         }
     }
     for (int t = range.begin; t < range.end;) {
@@ -404,37 +410,38 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
         int chunks = STAYS ? 1
                            : (granules + FA_CHUNK_GRANULES - 1) /
                                  FA_CHUNK_GRANULES;
-        number query = 0;
-        if (KV) {
-            query = fa_fetch_queries<KIND>(a, walk_place, at, tid);
+        number walked = 0;
+        if (KV || KIND == FA_BF16) {
+            walked = fa_fetch_walked<KIND, PASS>(a, walk_place, at, tid);
         }
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++) {
             fa_barrier(); /* the tiles are read */
             tid = fa_opaque(tid);
             if (!STAYS) {
-                fa_matrix own = fa_matrix_a<KIND, PASS>(fa_again(a), own_place);
-                fa_fetch_rows<KIND, shape::ROWS>(got_own, &own, first, chunk,
+                fa_matrix own = fa_matrix_at<KIND>(fa_again(a), FA_A_AT(PASS), own_place);
+                fa_fetch_rows<KIND, shape::ROWS>(&got_own, &own, first, chunk,
                                                  tid);
                 fa_commit_rows<KIND, shape::ROWS, FA_OWN_MASK>(
-                    own_a, got_own, &own, first, chunk, KV ? 0 : flip, tid);
+                    own_a, &got_own, &own, first, chunk, KV ? 0 : flip, tid);
             }
-            fa_matrix x = fa_matrix_x<KIND, PASS>(fa_again(a), walk_place);
+            fa_matrix x = fa_matrix_at<KIND>(fa_again(a), FA_X_AT(PASS), walk_place);
             fa_commit_rows<KIND, FA_WALK, FA_WALK_MASK>(
-                walk, got, &x, at, chunk, KV ? flip : 0, tid);
-            if (KV && chunk == 0) {
-                fa_commit_queries<KIND>(queries, query, tid);
+                walk, &got, &x, at, chunk, KV ? flip : 0, tid);
+            if ((KV || KIND == FA_BF16) && chunk == 0 &&
+                (KIND == FA_BF16 || tid < 2 * FA_WALK)) {
+                fa_put_walked<KIND>(area, (int)(tid / FA_WALK), walked, tid);
             }
             fa_barrier(); /* A and X are in LDS */
             tid = fa_opaque(tid);
             if (chunk + 1 < chunks) {
-                fa_fetch_rows<KIND, FA_WALK>(got, &x, at, chunk + 1, tid);
+                fa_fetch_rows<KIND, FA_WALK>(&got, &x, at, chunk + 1, tid);
             } else if (with_first) {
-                fa_matrix y = fa_matrix_y<KIND, PASS>(fa_again(a), walk_place);
-                fa_fetch_rows<KIND, FA_WALK>(got, &y, at, 0, tid);
+                fa_matrix y = fa_matrix_at<KIND>(fa_again(a), FA_Y_AT(PASS), walk_place);
+                fa_fetch_rows<KIND, FA_WALK>(&got, &y, at, 0, tid);
             } else {
-                fa_matrix y = fa_matrix_y<KIND, PASS>(fa_again(a), walk_place);
-                fa_fetch_columns<KIND, DIM, stage::SLOTS>(got, &y, at, 0, tid);
+                fa_matrix y = fa_matrix_at<KIND>(fa_again(a), FA_Y_AT(PASS), walk_place);
+                fa_fetch_columns<KIND, DIM, stage::SLOTS>(&got, &y, at, 0, tid);
             }
             if (active) {
                 fa_multiply_rows<KIND, OWN>(
@@ -444,19 +451,18 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
                     tid);
             }
         }
-        /* dP - delta = B Y^T - delta */
-        {
-            number less[FA_WALKED];
-            if (KV) {
-                fa_walked_queries<KIND>(less, queries + layout::QUERY_BYTES,
-                                        tid);
-            }
+        /* dP - delta = B Y^T - delta.  Of scaled rows delta is taken later. */
+        number delta[FA_WALKED];
+        if (KV) {
+            fa_get_walked<KIND>(delta, area, FA_DELTA_OF, tid);
+        }
 #pragma unroll
-            for (int i = 0; i < OWN; i++) {
+        for (int i = 0; i < OWN; i++) {
 #pragma unroll
-                for (int j = 0; j < FA_WALKED; j++) {
-                    dp[i][j] = -(KV ? less[j] : own_delta[i]);
-                }
+            for (int j = 0; j < FA_WALKED; j++) {
+                dp[i][j] = KIND == FA_BF16 ? (number)0
+                           : KV            ? -delta[j]
+                                           : -own_delta[i];
             }
         }
         if (with_first) {
@@ -470,26 +476,26 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
                 tid = fa_opaque(tid);
                 if (!STAYS) {
                     fa_matrix own =
-                        fa_matrix_b<KIND, PASS>(fa_again(a), own_place);
-                    fa_fetch_rows<KIND, shape::ROWS>(got_own, &own, first,
+                        fa_matrix_at<KIND>(fa_again(a), FA_B_AT(PASS), own_place);
+                    fa_fetch_rows<KIND, shape::ROWS>(&got_own, &own, first,
                                                      chunk, tid);
                     fa_commit_rows<KIND, shape::ROWS, FA_OWN_MASK>(
-                        own_b, got_own, &own, first, chunk, 0, tid);
+                        own_b, &got_own, &own, first, chunk, 0, tid);
                 }
-                fa_matrix y = fa_matrix_y<KIND, PASS>(fa_again(a), walk_place);
-                fa_commit_rows<KIND, FA_WALK, FA_WALK_MASK>(walk, got, &y, at,
+                fa_matrix y = fa_matrix_at<KIND>(fa_again(a), FA_Y_AT(PASS), walk_place);
+                fa_commit_rows<KIND, FA_WALK, FA_WALK_MASK>(walk, &got, &y, at,
                                                             chunk, 0, tid);
                 fa_barrier(); /* B and Y are in LDS */
                 tid = fa_opaque(tid);
                 if (chunk + 1 < chunks) {
-                    fa_fetch_rows<KIND, FA_WALK>(got, &y, at, chunk + 1, tid);
+                    fa_fetch_rows<KIND, FA_WALK>(&got, &y, at, chunk + 1, tid);
                 } else if (with_second) {
-                    fa_fetch_columns<KIND, DIM, stage::SLOTS>(got, &y, at, 0,
+                    fa_fetch_columns<KIND, DIM, stage::SLOTS>(&got, &y, at, 0,
                                                               tid);
                 } else {
                     fa_matrix x =
-                        fa_matrix_x<KIND, PASS>(fa_again(a), walk_place);
-                    fa_fetch_columns<KIND, DIM, stage::SLOTS>(got, &x, at, 0,
+                        fa_matrix_at<KIND>(fa_again(a), FA_X_AT(PASS), walk_place);
+                    fa_fetch_columns<KIND, DIM, stage::SLOTS>(&got, &x, at, 0,
                                                               tid);
                 }
                 if (active) {
@@ -504,11 +510,23 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
         /* Also in waves that do not use it: under a branch the compiler keeps
          * products and weights in registers of their own. */
         if (KV) {
-            fa_walked_queries<KIND>(bias, queries, tid);
+            fa_get_walked<KIND>(bias, area, FA_BIAS_OF, tid);
         } else {
 #pragma unroll
             for (int i = 0; i < OWN; i++) {
                 bias[i] = own_bias[i];
+            }
+        }
+        if constexpr (KIND == FA_BF16) {
+            fa_undo_scales<OWN>(s, undo, area, FA_UNDO_X, tid);
+            fa_undo_scales<OWN>(dp, undo + shape::ROWS * 4, area, FA_UNDO_Y,
+                                tid);
+#pragma unroll
+            for (int i = 0; i < OWN; i++) {
+#pragma unroll
+                for (int j = 0; j < FA_WALKED; j++) {
+                    dp[i][j] -= KV ? delta[j] : own_delta[i];
+                }
             }
         }
         fa_exponentials<KIND, OWN, PASS>(s, bias, scale_log2);
@@ -541,23 +559,24 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
             for (int n = 0; n < stage::STAGES; n++) {
                 fa_barrier(); /* the tiles are read */
                 tid = fa_opaque(tid);
-                fa_matrix y = fa_matrix_y<KIND, PASS>(fa_again(a), walk_place);
+                fa_matrix y = fa_matrix_at<KIND>(fa_again(a), FA_Y_AT(PASS), walk_place);
                 fa_commit_columns<KIND, DIM, stage::SLOTS>(
-                    columns, got, &y, at, n * stage::SLOTS, false, tid);
+                    columns, &got, &y, at, n * stage::SLOTS, y_scale, false,
+                    tid);
                 fa_barrier(); /* dO is in LDS */
                 tid = fa_opaque(tid);
                 if (n + 1 < stage::STAGES) {
                     fa_fetch_columns<KIND, DIM, stage::SLOTS>(
-                        got, &y, at, (n + 1) * stage::SLOTS, tid);
+                        &got, &y, at, (n + 1) * stage::SLOTS, tid);
                 } else if (with_first) {
                     fa_matrix x =
-                        fa_matrix_x<KIND, PASS>(fa_again(a), walk_place);
-                    fa_fetch_columns<KIND, DIM, stage::SLOTS>(got, &x, at, 0,
+                        fa_matrix_at<KIND>(fa_again(a), FA_X_AT(PASS), walk_place);
+                    fa_fetch_columns<KIND, DIM, stage::SLOTS>(&got, &x, at, 0,
                                                               tid);
                 } else if (next < range.end) {
                     fa_matrix x =
-                        fa_matrix_x<KIND, PASS>(fa_again(a), next_place);
-                    fa_fetch_rows<KIND, FA_WALK>(got, &x, next * FA_WALK, 0,
+                        fa_matrix_at<KIND>(fa_again(a), FA_X_AT(PASS), next_place);
+                    fa_fetch_rows<KIND, FA_WALK>(&got, &x, next * FA_WALK, 0,
                                                  tid);
                 }
                 if (active) {
@@ -576,20 +595,21 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
             for (int n = 0; n < stage::STAGES; n++) {
                 fa_barrier(); /* the tiles are read */
                 tid = fa_opaque(tid);
-                fa_matrix x = fa_matrix_x<KIND, PASS>(fa_again(a), walk_place);
+                fa_matrix x = fa_matrix_at<KIND>(fa_again(a), FA_X_AT(PASS), walk_place);
                 /* A key that some row does not see must not reach it. */
                 bool clear =
                     !KV && t >= fa_common_tiles(a, first, shape::ROWS);
                 fa_commit_columns<KIND, DIM, stage::SLOTS>(
-                    columns, got, &x, at, n * stage::SLOTS, clear, tid);
+                    columns, &got, &x, at, n * stage::SLOTS, x_scale, clear,
+                    tid);
                 fa_barrier(); /* Q, or K, is in LDS */
                 tid = fa_opaque(tid);
                 if (n + 1 < stage::STAGES) {
                     fa_fetch_columns<KIND, DIM, stage::SLOTS>(
-                        got, &x, at, (n + 1) * stage::SLOTS, tid);
+                        &got, &x, at, (n + 1) * stage::SLOTS, tid);
                 } else if (next < range.end) {
-                    x = fa_matrix_x<KIND, PASS>(fa_again(a), next_place);
-                    fa_fetch_rows<KIND, FA_WALK>(got, &x, next * FA_WALK, 0,
+                    x = fa_matrix_at<KIND>(fa_again(a), FA_X_AT(PASS), next_place);
+                    fa_fetch_rows<KIND, FA_WALK>(&got, &x, next * FA_WALK, 0,
                                                  tid);
                 }
                 if (active) {
@@ -606,21 +626,24 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
         walk_place = next_place;
     }
     a = fa_again(a);
-    const number weight = (number)(FA_IS_HALF(KIND) ? 0x1p-12f : 1.0f);
-    number factor = (number)a->scale;
+    number first_factor = (number)a->scale;
+    number second_factor = 1;
     if constexpr (FA_IS_HALF(KIND)) {
-        factor = (number)a->scale / lift * weight;
+        const float weight = 0x1p-12f;
+        first_factor = first_factor * weight * fa_inverse_power(lift) *
+                       fa_inverse_power(x_scale);
+        second_factor = weight * fa_inverse_power(y_scale);
     }
     if (with_second) {
         fa_store_gradient<KIND, DIM, OWN, layout::LDS_BYTES>(
             a, FA_VIEW(dv), FA_SET_DV, own_place, first, a->seqlen_k,
-            a->head_dim_v, second_sum, weight, lds, tid);
+            a->head_dim_v, second_sum, second_factor, lds, tid);
     }
     if (with_first) {
         fa_store_gradient<KIND, DIM, OWN, layout::LDS_BYTES>(
             a, KV ? FA_VIEW(dk) : FA_VIEW(dq), KV ? FA_SET_DK : FA_SET_DQ,
             own_place, first, KV ? a->seqlen_k : a->seqlen_q, a->head_dim,
-            first_sum, factor, lds, tid);
+            first_sum, first_factor, lds, tid);
     }
 }
 

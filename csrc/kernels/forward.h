@@ -32,7 +32,7 @@
 #ifndef FA_KERNELS_FORWARD_H
 #define FA_KERNELS_FORWARD_H
 
-#include "problem.h"
+#include "fit.h"
 
 /* P is at most 2^12: far from fp16's largest value, and its smallest normal
  * number is then 2^-26 of the row's largest weight. */
@@ -87,7 +87,7 @@ template <int KIND, int DIM, int OWN>
 static FA_DEVICE void fa_softmax(fa_rows<KIND, DIM, OWN> *rows,
                                  FA_NUMBER(KIND) s[OWN][FA_WALKED],
                                  fa_weights<KIND> p[OWN],
-                                 FA_NUMBER(KIND) scale_log2)
+                                 const FA_NUMBER(KIND) scale_log2[OWN])
 {
     typedef FA_NUMBER(KIND) number;
     const number at_top = (number)FA_P_LOG2(KIND);
@@ -105,7 +105,7 @@ static FA_DEVICE void fa_softmax(fa_rows<KIND, DIM, OWN> *rows,
         }
         top[i] = fa_max(rows->most[i], fa_max8(top[i]));
         moved |= top[i] > rows->most[i];
-        bias[i] = fa_bias<KIND>(top[i], scale_log2);
+        bias[i] = fa_bias<KIND>(top[i], scale_log2[i]);
         big = fa_max(big, fa_abs(bias[i]));
     }
     if (fa_any(moved)) {
@@ -115,8 +115,8 @@ static FA_DEVICE void fa_softmax(fa_rows<KIND, DIM, OWN> *rows,
         for (int i = 0; i < OWN; i++) {
             number old = rows->most[i];
             number step = fa_abs(bias[i]) > fa_fixed((number)FA_BIG_BIAS)
-                              ? (old - top[i]) * scale_log2
-                              : bias[i] - fa_bias<KIND>(old, scale_log2);
+                              ? (old - top[i]) * scale_log2[i]
+                              : bias[i] - fa_bias<KIND>(old, scale_log2[i]);
             number shrink = old < fa_fixed((number)FA_NONE) ? (number)0 : fa_exp2(step);
             rows->most[i] = top[i];
             rows->sum[i] *= shrink;
@@ -143,7 +143,7 @@ static FA_DEVICE void fa_softmax(fa_rows<KIND, DIM, OWN> *rows,
     for (int i = 0; i < OWN; i++) {
 #pragma unroll
         for (int j = 0; j < FA_WALKED; j++) {
-            s[i][j] = fa_exp2(fa_fma(s[i][j], scale_log2, bias[i]));
+            s[i][j] = fa_exp2(fa_fma(s[i][j], scale_log2[i], bias[i]));
             rows->sum[i] += s[i][j];
         }
         fa_set_weights<KIND>(&p[i], s[i]);
@@ -199,8 +199,8 @@ template <int KIND, int DIM, int OWN, int LDS_BYTES>
 static FA_DEVICE void fa_store_rows(fa_args_in a,
                                     const fa_rows<KIND, DIM, OWN> *rows,
                                     int first, uint32_t place,
-                                    FA_NUMBER(KIND) scale_log2,
-                                    FA_NUMBER(KIND) v_scale, fa_lds lds,
+                                    const FA_NUMBER(KIND) scale_log2[OWN],
+                                    float v_scale, fa_lds lds,
                                     uint32_t tid)
 {
     typedef fa_shape<KIND, DIM, OWN> shape;
@@ -222,11 +222,11 @@ static FA_DEVICE void fa_store_rows(fa_args_in a,
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
         number sum = fa_sum8(rows->sum[i]);
-        number bias = fa_bias<KIND>(rows->most[i], scale_log2);
+        number bias = fa_bias<KIND>(rows->most[i], scale_log2[i]);
         int row = first + fa_own_row(OWN, tid, i);
         bool empty = sum == 0; /* not for NaN, which must come out */
 
-        share[i] = empty ? (number)0 : v_scale / sum;
+        share[i] = empty ? (number)0 : (number)1 / sum;
         if ((tid & 7) == 0 && row < a->seqlen_q) {
             lse[row] = empty ? (number)-FA_INFINITY
                              : (fa_log2(sum) - bias) * ln2;
@@ -243,6 +243,9 @@ static FA_DEVICE void fa_store_rows(fa_args_in a,
 #pragma unroll
             for (int e = 0; e < shape::CHANNELS; e++) {
                 x[e] = rows->out[i][e] * own;
+                if constexpr (KIND == FA_BF16) {
+                    x[e] *= fa_inverse_power(v_scale);
+                }
                 x[e] -= part == 0 ? (number)0
                                   : fa_rounded<KIND>(out.stored, x[e]);
             }
@@ -283,25 +286,42 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
     int wave_sees = fa_last_key(a, wave_first); /* the first of its rows */
     int common_tiles = fa_common_tiles(a, first, shape::ROWS);
     bool special = false;
-    /* 0 * -inf is NaN, and scale may be 0. */
-    number scale_log2 = fa_max((number)fa_scale_log2<KIND>(a), (number)0x1p-126);
     /* In a vector register, because scalar ones are scarce. */
     uint32_t place = fa_opaque(fa_group_z() << 16 | fa_group_y());
     uint32_t key_place = fa_opaque(fa_group_z() << 16 | fa_group_y() / (uint32_t)a->group);
-    fa_matrix q = fa_query_matrix<KIND>(a, FA_VIEW(q), FA_SET_Q, place);
-    fa_matrix k = fa_key_matrix<KIND>(a, FA_VIEW(k), FA_SET_K, key_place);
-    fa_matrix v = fa_key_matrix<KIND>(a, FA_VIEW(v), FA_SET_V, key_place);
+    fa_matrix q = fa_matrix_at<KIND>(a, FA_Q_AT, place);
+    fa_matrix k = fa_matrix_at<KIND>(a, FA_K_AT, key_place);
+    fa_matrix v = fa_matrix_at<KIND>(a, FA_V_AT, key_place);
     fa_rows<KIND, DIM, OWN> rows;
-    u32x4 got_own[OWN];
-    u32x4 got[stage::FETCH];
+    fa_fetched<OWN> got_own;
+    fa_fetched<stage::FETCH> got;
 
+    fa_fit fit;
+    float v_scale = 1.0f;
+    number scale_log2[OWN];
+
+    if (fa_left_to_other<KIND, FA_FORWARD>(a, first, place, &fit, area, tid)) {
+        return;
+    }
+    if constexpr (KIND == FA_BF16) {
+        v_scale = fit.scale[FA_V_AT];
+    }
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        /* 0 * -inf is NaN, and scale may be 0. */
+        scale_log2[i] = fa_max(fa_scale_log2<KIND>(a) *
+                                   fa_undo_scale<KIND>(
+                                       a, FA_Q_AT, place,
+                                       first + fa_own_row(OWN, tid, i)),
+                               (number)0x1p-126);
+    }
     fa_start_rows(&rows);
     if (tiles > 0) {
-        fa_fetch_rows<KIND, shape::ROWS>(got_own, &q, first, 0, tid);
-        fa_fetch_rows<KIND, FA_WALK>(got, &k, 0, 0, tid);
+        fa_fetch_rows<KIND, shape::ROWS>(&got_own, &q, first, 0, tid);
+        fa_fetch_rows<KIND, FA_WALK>(&got, &k, 0, 0, tid);
         if (STAYS) {
             fa_commit_rows<KIND, shape::ROWS, FA_OWN_MASK>(
-                own_tile, got_own, &q, first, 0, fa_flip<KIND>(a), tid);
+                own_tile, &got_own, &q, first, 0, fa_flip<KIND>(a), tid);
         }
     }
     for (int t = 0; t < tiles; t++) {
@@ -313,37 +333,43 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
         int granules = (a->head_dim + FA_GRANULE(KIND) - 1) / FA_GRANULE(KIND);
         int chunks =
             STAYS ? 1 : (granules + FA_CHUNK_GRANULES - 1) / FA_CHUNK_GRANULES;
+        float undo = 1.0f; /* of key `tid` */
+        if (KIND == FA_BF16) {
+            undo = fa_undo_scale<KIND>(a, FA_K_AT, key_place,
+                                       key + (int)(tid & (FA_WALK - 1)));
+        }
         fa_clear_scores<OWN>(s);
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++) {
             fa_barrier(); /* the tiles are read */
             tid = fa_opaque(tid);
             if (!STAYS) {
-                q = fa_query_matrix<KIND>(fa_again(a), FA_VIEW(q), FA_SET_Q,
-                                          place);
+                q = fa_matrix_at<KIND>(fa_again(a), FA_Q_AT, place);
                 if (LATE) {
-                    fa_fetch_rows<KIND, shape::ROWS>(got_own, &q, first, chunk,
+                    fa_fetch_rows<KIND, shape::ROWS>(&got_own, &q, first, chunk,
                                                      tid);
                 }
                 fa_commit_rows<KIND, shape::ROWS, FA_OWN_MASK>(
-                    own_tile, got_own, &q, first, chunk, fa_flip<KIND>(a), tid);
+                    own_tile, &got_own, &q, first, chunk, fa_flip<KIND>(a), tid);
             }
-            if (!STAYS) k = fa_key_matrix<KIND>(fa_again(a), FA_VIEW(k), FA_SET_K, key_place);
-            fa_commit_rows<KIND, FA_WALK, FA_WALK_MASK>(walk_tile, got, &k, key,
+            if (!STAYS) k = fa_matrix_at<KIND>(fa_again(a), FA_K_AT, key_place);
+            fa_commit_rows<KIND, FA_WALK, FA_WALK_MASK>(walk_tile, &got, &k, key,
                                                         chunk, 0, tid);
+            if (KIND == FA_BF16 && chunk == 0 && tid < FA_WALK) {
+                fa_put_walked<KIND>(area, 0, undo, tid);
+            }
             fa_barrier(); /* Q and K are in LDS */
             tid = fa_opaque(tid);
             if (!STAYS && chunk + 1 < chunks) {
                 if (!LATE) {
-                q = fa_query_matrix<KIND>(fa_again(a), FA_VIEW(q), FA_SET_Q,
-                                          place);
-                fa_fetch_rows<KIND, shape::ROWS>(got_own, &q, first, chunk + 1,
+                q = fa_matrix_at<KIND>(fa_again(a), FA_Q_AT, place);
+                fa_fetch_rows<KIND, shape::ROWS>(&got_own, &q, first, chunk + 1,
                                                  tid);
                 }
-                fa_fetch_rows<KIND, FA_WALK>(got, &k, key, chunk + 1, tid);
+                fa_fetch_rows<KIND, FA_WALK>(&got, &k, key, chunk + 1, tid);
             } else {
-                if (!STAYS) v = fa_key_matrix<KIND>(fa_again(a), FA_VIEW(v), FA_SET_V, key_place);
-                fa_fetch_columns<KIND, DIM, stage::SLOTS>(got, &v, key, 0, tid);
+                if (!STAYS) v = fa_matrix_at<KIND>(fa_again(a), FA_V_AT, key_place);
+                fa_fetch_columns<KIND, DIM, stage::SLOTS>(&got, &v, key, 0, tid);
             }
             if (t < wave_tiles) {
                 fa_multiply_rows<KIND, OWN>(
@@ -354,6 +380,17 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
             }
         }
         if (t < wave_tiles) {
+            if constexpr (KIND == FA_BF16) {
+                number undo_key[FA_WALKED];
+                fa_get_walked<KIND>(undo_key, area, 0, tid);
+#pragma unroll
+                for (int j = 0; j < FA_WALKED; j++) {
+#pragma unroll
+                    for (int i = 0; i < OWN; i++) {
+                        s[i][j] *= undo_key[j];
+                    }
+                }
+            }
             if (key + FA_WALK - 1 > wave_sees) {
                 fa_mask_keys<KIND, OWN>(s, fa_again(a), first, key, tid);
             }
@@ -363,23 +400,23 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
         for (int n = 0; n < stage::STAGES; n++) {
             fa_barrier(); /* K, or the last stage of V, is read */
             tid = fa_opaque(tid);
-            if (!STAYS) v = fa_key_matrix<KIND>(fa_again(a), FA_VIEW(v), FA_SET_V, key_place);
+            if (!STAYS) v = fa_matrix_at<KIND>(fa_again(a), FA_V_AT, key_place);
             special |= fa_commit_columns<KIND, DIM, stage::SLOTS>(
-                columns, got, &v, key, n * stage::SLOTS, t >= common_tiles,
+                columns, &got, &v, key, n * stage::SLOTS, v_scale,
+                t >= common_tiles,
                 tid);
             fa_barrier(); /* V is in LDS */
             if (n + 1 < stage::STAGES) {
                 fa_fetch_columns<KIND, DIM, stage::SLOTS>(
-                    got, &v, key, (n + 1) * stage::SLOTS, tid);
+                    &got, &v, key, (n + 1) * stage::SLOTS, tid);
             } else if (t + 1 < tiles) {
                 if (!STAYS && !LATE) {
-                    q = fa_query_matrix<KIND>(fa_again(a), FA_VIEW(q), FA_SET_Q,
-                                          place);
-                    fa_fetch_rows<KIND, shape::ROWS>(got_own, &q, first, 0,
+                    q = fa_matrix_at<KIND>(fa_again(a), FA_Q_AT, place);
+                    fa_fetch_rows<KIND, shape::ROWS>(&got_own, &q, first, 0,
                                                      tid);
                 }
-                if (!STAYS) k = fa_key_matrix<KIND>(fa_again(a), FA_VIEW(k), FA_SET_K, key_place);
-                fa_fetch_rows<KIND, FA_WALK>(got, &k, key + FA_WALK, 0, tid);
+                if (!STAYS) k = fa_matrix_at<KIND>(fa_again(a), FA_K_AT, key_place);
+                fa_fetch_rows<KIND, FA_WALK>(&got, &k, key + FA_WALK, 0, tid);
             }
             if (t < wave_tiles) {
 #pragma unroll
@@ -395,11 +432,11 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
     common_tiles = fa_common_tiles(a, first, shape::ROWS);
     if (common_tiles < fa_tiles(a, first, shape::ROWS) &&
         fa_any_wave(special, area, tid)) {
-        v = fa_key_matrix<KIND>(a, FA_VIEW(v), FA_SET_V, key_place);
+        v = fa_matrix_at<KIND>(a, FA_V_AT, key_place);
         fa_add_specials(&rows, a, &v, first, common_tiles * FA_WALK, tid);
     }
     fa_store_rows<KIND, DIM, OWN, stage::LDS_BYTES>(
-        fa_again(a), &rows, first, place, scale_log2, (number)1, lds,
+        fa_again(a), &rows, first, place, scale_log2, v_scale, lds,
         tid);
 }
 

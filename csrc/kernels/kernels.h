@@ -43,7 +43,7 @@ struct fa_kernel<FA_FORWARD, KIND, DIM, OWN> {
     enum {
         ONE_CHUNK = fa_shape<KIND, DIM, OWN>::CHUNKS == 1,
         LDS_BYTES = fa_stage_of<KIND, DIM, OWN, ONE_CHUNK>::LDS_BYTES,
-        WAVES = ONE_CHUNK && FA_IS_HALF(KIND) ? 2 : 1
+        WAVES = ONE_CHUNK && KIND == FA_F16 ? 2 : 1
     };
     static FA_DEVICE void run(fa_args_in a, fa_lds lds)
     {

@@ -115,6 +115,12 @@ static FA_DEVICE float fa_power_of_2(int n)
     return fa_bits<float>((uint32_t)(n + 127) << 23);
 }
 
+/* 1 / x for such a power of two. */
+static FA_DEVICE float fa_inverse_power(float x)
+{
+    return fa_bits<float>((254u << 23) - fa_bits<uint32_t>(x));
+}
+
 /* -- 16 bits --------------------------------------------------------------- */
 
 static FA_DEVICE float fa_bf16_to_float(uint32_t x)

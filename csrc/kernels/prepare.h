@@ -39,7 +39,7 @@ static FA_DEVICE Number fa_any_element(fa_global_in row, int64_t channel,
 typedef struct fa_extent {
     float norm;
     int largest;  /* biased exponent of a finite element, as bf16 has it */
-    int smallest; /* 255 - that of an element that is not zero */
+    int smallest; /* 255 - the smallest of one that is not 0 */
 } fa_extent;
 
 static FA_DEVICE void fa_extend(fa_extent *e, float x)
@@ -72,32 +72,31 @@ static FA_DEVICE float fa_row_scale(int largest)
 template <typename Number>
 static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
 {
-    enum { DOUT = 3, IS_DOUBLE = sizeof(Number) == 8 };
+    enum { IS_DOUBLE = sizeof(Number) == 8 };
     uint32_t tid = fa_thread();
     int which = (int)(fa_group_x() / a->prepare_blocks);
     int block = (int)(fa_group_x() % a->prepare_blocks);
     int head = (int)fa_group_y();
     int batch = (int)fa_group_z();
-    bool is_query = which == 0 || which == DOUT;
-    int heads = is_query ? a->heads : a->heads / a->group;
+    bool is_query = which == FA_Q_AT || which == FA_DOUT_AT;
+    int heads = is_query ? a->heads : a->heads_k;
     int rows = is_query ? a->seqlen_q : a->seqlen_k;
-    int channels = which < 2 ? a->head_dim : a->head_dim_v;
+    int channels = which == FA_Q_AT || which == FA_K_AT ? a->head_dim : a->head_dim_v;
     int stored = IS_DOUBLE ? (int)FA_F64 : a->stored;
 
     if ((a->prepare >> which & 1) == 0 || head >= heads ||
         block * FA_BLOCK_ROWS >= rows) {
         return;
     }
-    /* q, k and v lie side by side.  (clang 22 takes a chain of conditions for
-     * pointers wrong here.) */
-    const FA_CONSTANT fa_view *view = fa_view_at(
-        a, which == DOUT ? FA_VIEW(dout) : which * (int)sizeof(fa_view));
+    /* (clang 22 takes a chain of conditions for four pointers wrong here.) */
+    const FA_CONSTANT fa_view *view = fa_view_at(a, fa_view_offset(which));
     int bytes = fa_bytes_of(stored);
     fa_global_in base =
         (fa_global_in)view->data +
         (batch * view->stride[0] + head * view->stride[1]) * bytes;
     int64_t start = ((int64_t)batch * heads + head) * rows;
     fa_extent whole = {0.0f, 0, 0};
+    bool wide = false;
 
     for (int n = 0; n < FA_BLOCK_ROWS; n += 32) {
         int row = block * FA_BLOCK_ROWS + n + (int)(tid >> 3);
@@ -112,7 +111,7 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
             if (!IS_DOUBLE) {
                 fa_extend(&one, (float)x);
             }
-            if (which == DOUT) {
+            if (which == FA_DOUT_AT) {
                 int64_t at = batch * a->out.stride[0] +
                              head * a->out.stride[1] + r * a->out.stride[2] +
                              d * a->out.stride[3];
@@ -127,7 +126,7 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
         }
         fa_share_extent(&one);
         delta = fa_sum8(delta);
-        if (which == DOUT && valid && (tid & 7) == 0) {
+        if (which == FA_DOUT_AT && valid && (tid & 7) == 0) {
             if (a->dlse.data != nullptr) {
                 delta -= ((const FA_GLOBAL Number *)
                               a->dlse.data)[batch * a->dlse.stride[0] +
@@ -143,6 +142,7 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
         /* Rows with NaN or Inf bound nobody: they are not finite anyway. */
         bool counts = valid && one.norm < FA_INFINITY;
         whole.norm = counts ? fa_max(whole.norm, one.norm) : whole.norm;
+        wide |= valid && one.largest - (255 - one.smallest) > FA_FIT_BINADES;
         whole.largest = valid ? fa_max_int(whole.largest, one.largest)
                               : whole.largest;
         whole.smallest = valid ? fa_max_int(whole.smallest, one.smallest)
@@ -154,14 +154,16 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
     whole.norm = fa_group_max(whole.norm, lds, tid);
     whole.largest = (int)fa_group_max((float)whole.largest, lds, tid);
     whole.smallest = (int)fa_group_max((float)whole.smallest, lds, tid);
+    float wide_row = fa_group_max(wide ? 1.0f : 0.0f, lds, tid);
     if (tid == 0) {
         int64_t blocks = (rows + FA_BLOCK_ROWS - 1) / FA_BLOCK_ROWS;
         FA_GLOBAL fa_block *to =
             (FA_GLOBAL fa_block *)a->block_of[which] +
             ((int64_t)batch * heads + head) * blocks + block;
         to->norm = whole.norm;
-        to->exponents =
-            (uint32_t)whole.largest | (uint32_t)whole.smallest << 16;
+        to->exponents = (uint32_t)whole.largest |
+                        (uint32_t)whole.smallest << 8 |
+                        (wide_row > 0.0f ? 1u << 16 : 0);
     }
 }
 

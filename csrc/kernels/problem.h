@@ -81,28 +81,53 @@ template <int KIND> static FA_DEVICE uint32_t fa_flip(fa_args_in a)
     return !negative ? 0 : FA_IS_HALF(KIND) ? 0x80008000 : 0x80000000;
 }
 
-/* A tensor with a row for each query, or for each key; `place` is the batch
- * << 16 | head of q, or of k. */
+/* Tensor `which` (FA_Q_AT and so on) of one batch and head; `place` is
+ * batch << 16 | head of that tensor. */
 template <int KIND>
-static FA_DEVICE fa_matrix fa_query_matrix(fa_args_in a, int view, uint32_t set,
-                                           uint32_t place)
+static FA_DEVICE fa_matrix fa_matrix_at(fa_args_in a, int which, uint32_t place)
 {
     uint32_t at = fa_uniform(place);
+    bool query = which == FA_Q_AT || which == FA_DOUT_AT;
 
-    return fa_matrix_of<KIND>(a, view, set, (int)(at >> 16), (int)(at & 0xffff),
-                              a->seqlen_q,
-                              set == FA_SET_Q ? a->head_dim : a->head_dim_v);
+    return fa_matrix_of<KIND>(
+        a, which, (int)(at >> 16), (int)(at & 0xffff),
+        query ? a->heads : a->heads_k, query ? a->seqlen_q : a->seqlen_k,
+        which == FA_Q_AT || which == FA_K_AT ? a->head_dim : a->head_dim_v);
+}
+
+/* The power of two that undoes a row's scale; 1 without scales. */
+template <int KIND>
+static FA_DEVICE float fa_undo_scale(fa_args_in a, int which, uint32_t place,
+                                     int row)
+{
+    if constexpr (KIND == FA_BF16) {
+        fa_matrix x = fa_matrix_at<KIND>(a, which, place);
+        return fa_inverse_power(fa_row_scale_of<KIND>(&x, row));
+    }
+    return 1.0f;
+}
+
+/* Numbers of the 64 walked rows, in arrays one after the other; the 8 of one
+ * lane are neighbours.  They lie where shares will: all waves have read them
+ * when the first share is written, because columns are staged in between. */
+template <int KIND>
+static FA_DEVICE void fa_put_walked(fa_lds area, int array, FA_NUMBER(KIND) x,
+                                    uint32_t tid)
+{
+    uint32_t row = tid & (FA_WALK - 1);
+    ((FA_LDS FA_NUMBER(KIND) *)area)[array * FA_WALK + (row & 7) * 8 +
+                                     (row >> 3)] = x;
 }
 
 template <int KIND>
-static FA_DEVICE fa_matrix fa_key_matrix(fa_args_in a, int view, uint32_t set,
-                                         uint32_t place)
+static FA_DEVICE void fa_get_walked(FA_NUMBER(KIND) x[FA_WALKED], fa_lds area,
+                                    int array, uint32_t tid)
 {
-    uint32_t at = fa_uniform(place);
-
-    return fa_matrix_of<KIND>(a, view, set, (int)(at >> 16),
-                              (int)(at & 0xffff), a->seqlen_k,
-                              set == FA_SET_K ? a->head_dim : a->head_dim_v);
+#pragma unroll
+    for (int j = 0; j < FA_WALKED; j++) {
+        x[j] = ((FA_LDS FA_NUMBER(KIND) *)area)[array * FA_WALK +
+                                                (tid & 7) * 8 + j];
+    }
 }
 
 /* -- LDS ------------------------------------------------------------------- */

@@ -54,7 +54,6 @@ typedef struct fa_matrix {
     fa_global_in base;
     int32_t row; /* stride in elements, if wide */
     const FA_GLOBAL float *scale; /* FA_BF16: of each row */
-    float column_scale;           /* FA_BF16: of all rows */
     int rows;
     int channels;
 } fa_matrix;
@@ -64,11 +63,26 @@ static FA_DEVICE const FA_CONSTANT fa_view *fa_view_at(fa_args_in a, int view)
     return (const FA_CONSTANT fa_view *)((const FA_CONSTANT char *)a + view);
 }
 
+#define FA_VIEW(name) ((int)__builtin_offsetof(fa_args, name))
+
+/* Tensors in the order of fa_args.scale_of and block_of. */
+enum { FA_Q_AT = 0, FA_K_AT, FA_V_AT, FA_DOUT_AT };
+
+/* q, k and v lie side by side in fa_args. */
+static FA_DEVICE int fa_view_offset(int which)
+{
+    return which == FA_DOUT_AT ? FA_VIEW(dout)
+                               : which * (int)sizeof(fa_view);
+}
+
+/* `heads` is how many the tensor has; `which` is FA_Q_AT and so on. */
 template <int KIND>
-static FA_DEVICE fa_matrix fa_matrix_of(fa_args_in a, int view, uint32_t set,
-                                        int batch, int head, int rows,
+static FA_DEVICE fa_matrix fa_matrix_of(fa_args_in a, int which, int batch,
+                                        int head, int heads, int rows,
                                         int channels)
 {
+    int view = fa_view_offset(which);
+    uint32_t set = 1u << which;
     const FA_CONSTANT fa_view *from = fa_view_at(a, view);
     fa_matrix x;
     x.args = a;
@@ -79,14 +93,13 @@ static FA_DEVICE fa_matrix fa_matrix_of(fa_args_in a, int view, uint32_t set,
              (batch * from->stride[0] + head * from->stride[1]) *
                  FA_ELEMENT(KIND);
     x.row = (int32_t)from->stride[2];
-    x.scale = nullptr;
-    x.column_scale = 1.0f;
+    x.scale = KIND == FA_BF16 ? (const FA_GLOBAL float *)a->scale_of[which] +
+                                    ((int64_t)batch * heads + head) * rows
+                              : nullptr;
     x.rows = rows;
     x.channels = channels;
     return x;
 }
-
-#define FA_VIEW(name) ((int)__builtin_offsetof(fa_args, name))
 
 static FA_DEVICE bool fa_is_wide(const fa_matrix *x)
 {
@@ -184,8 +197,8 @@ static FA_DEVICE u32x4 fa_load_narrow(const fa_matrix *x, const fa_steps *steps,
 /* Two bf16 times a power of two, as a pair of fp16. */
 static FA_DEVICE uint32_t fa_scale_pair(uint32_t x, float scale)
 {
-    return fa_pack_halves(fa_bits<float>(x << 16) * scale,
-                          fa_bits<float>(x & 0xffff0000) * scale);
+    return fa_pack_exact(fa_bits<float>(x << 16) * scale,
+                         fa_bits<float>(x & 0xffff0000) * scale);
 }
 
 /* From the stored bytes to operands. */
@@ -219,18 +232,40 @@ static FA_DEVICE u32x4 fa_zero_unless(bool keep, u32x4 x)
 
 /* -- rows ------------------------------------------------------------------ */
 
+/* What a thread holds of a tile between fetch and commit. */
+template <int N> struct fa_fetched {
+    u32x4 granule[N];
+    float scale[N]; /* FA_BF16: of its row */
+};
+
+template <int KIND>
+static FA_DEVICE float fa_row_scale_of(const fa_matrix *x, int row)
+{
+    if constexpr (KIND == FA_BF16) {
+        return x->scale[fa_min_int(row, x->rows - 1)];
+    }
+    return 1.0f;
+}
+
 /* Thread t moves granule t % 8 of rows t / 8 + 32 n. */
-template <int KIND, int ROWS>
-static FA_DEVICE void fa_fetch_rows(u32x4 got[ROWS / 32], const fa_matrix *x,
+template <int KIND, int ROWS, int N>
+static FA_DEVICE void fa_fetch_rows(fa_fetched<N> *got, const fa_matrix *x,
                                     int first, int chunk, uint32_t tid)
 {
     int granule = (int)(tid & 7) + chunk * FA_CHUNK_GRANULES;
 
+    static_assert(N >= ROWS / 32, "room for all rows");
+#pragma unroll
+    for (int n = 0; n < ROWS / 32; n++) {
+        got->scale[n] =
+            fa_row_scale_of<KIND>(x, first + (int)(tid >> 3) + 32 * n);
+    }
+
     if (fa_is_wide(x)) {
 #pragma unroll
         for (int n = 0; n < ROWS / 32; n++) {
-            got[n] = fa_load_wide<KIND>(x, first, (int)(tid >> 3) + 32 * n,
-                                        granule);
+            got->granule[n] = fa_load_wide<KIND>(
+                x, first, (int)(tid >> 3) + 32 * n, granule);
         }
     }
 }
@@ -238,13 +273,9 @@ static FA_DEVICE void fa_fetch_rows(u32x4 got[ROWS / 32], const fa_matrix *x,
 /* One granule into its place.  `flip` is XORed into the signs. */
 template <int KIND, int MASK>
 static FA_DEVICE void fa_store_row(fa_lds tile, const fa_matrix *x, int first,
-                                   int row, u32x4 got, uint32_t flip,
-                                   uint32_t tid)
+                                   int row, u32x4 got, float scale,
+                                   uint32_t flip, uint32_t tid)
 {
-    float scale = 1.0f;
-    if constexpr (KIND == FA_BF16) {
-        scale = x->scale[fa_min_int(first + row, x->rows - 1)];
-    }
     got = fa_convert<KIND>(got, scale);
     got = fa_zero_unless(first + row < x->rows, got);
     got.x ^= KIND == FA_F64 ? 0 : flip;
@@ -256,8 +287,8 @@ static FA_DEVICE void fa_store_row(fa_lds tile, const fa_matrix *x, int first,
                   got);
 }
 
-template <int KIND, int ROWS, int MASK>
-static FA_DEVICE void fa_commit_rows(fa_lds tile, const u32x4 got[ROWS / 32],
+template <int KIND, int ROWS, int MASK, int N>
+static FA_DEVICE void fa_commit_rows(fa_lds tile, const fa_fetched<N> *got,
                                      const fa_matrix *x, int first, int chunk,
                                      uint32_t flip, uint32_t tid)
 {
@@ -267,14 +298,17 @@ static FA_DEVICE void fa_commit_rows(fa_lds tile, const u32x4 got[ROWS / 32],
 #pragma unroll
         for (int n = 0; n < ROWS / 32; n++) {
             fa_store_row<KIND, MASK>(tile, x, first, (int)(tid >> 3) + 32 * n,
-                                     got[n], flip, tid);
+                                     got->granule[n], got->scale[n], flip,
+                                     tid);
         }
     } else {
         fa_steps steps = fa_steps_of<KIND>(x);
 #pragma unroll 1
         for (int row = (int)(tid >> 3); row < ROWS; row += 32) {
             u32x4 one = fa_load_narrow<KIND>(x, &steps, first, row, granule);
-            fa_store_row<KIND, MASK>(tile, x, first, row, one, flip, tid);
+            fa_store_row<KIND, MASK>(
+                tile, x, first, row, one,
+                fa_row_scale_of<KIND>(x, first + row), flip, tid);
         }
     }
 }
@@ -316,10 +350,9 @@ template <int KIND, int DIM, int SLOTS> struct fa_columns {
     };
 };
 
-template <int KIND, int DIM, int SLOTS>
+template <int KIND, int DIM, int SLOTS, int N>
 static FA_DEVICE void
-fa_fetch_columns(u32x4 got[fa_columns<KIND, DIM, SLOTS>::FETCH],
-                 const fa_matrix *x, int first, int slot, uint32_t tid)
+fa_fetch_columns(fa_fetched<N> *got, const fa_matrix *x, int first, int slot, uint32_t tid)
 {
     typedef fa_columns<KIND, DIM, SLOTS> shape;
     int granule = (int)(tid % shape::GRANULES);
@@ -331,7 +364,7 @@ fa_fetch_columns(u32x4 got[fa_columns<KIND, DIM, SLOTS>::FETCH],
                      n / FA_SLOT_ROWS(KIND) * shape::PASS;
             int row = fa_slot_row<KIND>(slot + at) +
                       n % FA_SLOT_ROWS(KIND) * 8;
-            got[n] = fa_load_wide<KIND>(x, first, row, granule);
+            got->granule[n] = fa_load_wide<KIND>(x, first, row, granule);
         }
     }
 }
@@ -406,17 +439,18 @@ static FA_DEVICE void fa_store_slot(fa_lds tile, int slot, int granule, u32x4 a,
 template <int KIND, int DIM, int SLOTS>
 static FA_DEVICE void fa_put_slot(fa_lds tile, const fa_matrix *x, int first,
                                   int slot, int at, int granule, u32x4 a,
-                                  u32x4 b, bool clear, bool *found)
+                                  u32x4 b, float scale, bool clear,
+                                  bool *found)
 {
     int row = first + fa_slot_row<KIND>(slot + at);
 
-    a = fa_convert<KIND>(a, x->column_scale);
+    a = fa_convert<KIND>(a, scale);
     a = fa_zero_unless(row < x->rows, a);
     if (clear) {
         a = fa_clear_specials<KIND>(a, found);
     }
     if constexpr (FA_IS_HALF(KIND)) {
-        b = fa_convert<KIND>(b, x->column_scale);
+        b = fa_convert<KIND>(b, scale);
         b = fa_zero_unless(row + 8 < x->rows, b);
         if (clear) {
             b = fa_clear_specials<KIND>(b, found);
@@ -427,14 +461,13 @@ static FA_DEVICE void fa_put_slot(fa_lds tile, const fa_matrix *x, int first,
     }
 }
 
-/* clear: NaN and Inf stay out of LDS (where a weight may be 0, because 0 *
+/* scale: FA_BF16, of all columns.
+ * clear: NaN and Inf stay out of LDS (where a weight may be 0, because 0 *
  * Inf is NaN); returns whether this lane met any. */
-template <int KIND, int DIM, int SLOTS>
+template <int KIND, int DIM, int SLOTS, int N>
 static FA_DEVICE bool
-fa_commit_columns(fa_lds tile,
-                  const u32x4 got[fa_columns<KIND, DIM, SLOTS>::FETCH],
-                  const fa_matrix *x, int first, int slot, bool clear,
-                  uint32_t tid)
+fa_commit_columns(fa_lds tile, const fa_fetched<N> *got, const fa_matrix *x,
+                  int first, int slot, float scale, bool clear, uint32_t tid)
 {
     typedef fa_columns<KIND, DIM, SLOTS> shape;
     enum { ROWS = FA_SLOT_ROWS(KIND) };
@@ -446,9 +479,9 @@ fa_commit_columns(fa_lds tile,
         for (int n = 0; n < shape::MOVES; n++) {
             int at = (int)(tid / shape::GRANULES) + n * shape::PASS;
             fa_put_slot<KIND, DIM, SLOTS>(tile, x, first, slot, at, granule,
-                                          got[n * ROWS],
-                                          got[n * ROWS + ROWS - 1], clear,
-                                          &found);
+                                          got->granule[n * ROWS],
+                                          got->granule[n * ROWS + ROWS - 1],
+                                          scale, clear, &found);
         }
     } else {
         fa_steps steps = fa_steps_of<KIND>(x);
@@ -462,7 +495,7 @@ fa_commit_columns(fa_lds tile,
                 b = fa_load_narrow<KIND>(x, &steps, first, row + 8, granule);
             }
             fa_put_slot<KIND, DIM, SLOTS>(tile, x, first, slot, at, granule, a,
-                                          b, clear, &found);
+                                          b, scale, clear, &found);
         }
     }
     return found;

@@ -253,6 +253,12 @@ static FA_DEVICE uint32_t fa_pack_halves(float low, float high)
     return __builtin_bit_cast(uint32_t, pair);
 }
 
+/* The same for floats that fp16 holds exactly: one instruction. */
+static FA_DEVICE uint32_t fa_pack_exact(float low, float high)
+{
+    return __builtin_bit_cast(uint32_t, __builtin_amdgcn_cvt_pkrtz(low, high));
+}
+
 /* {a.low, b.low} and {a.high, b.high}. */
 static FA_DEVICE uint32_t fa_low_halves(uint32_t a, uint32_t b)
 {
@@ -437,6 +443,11 @@ static FA_DEVICE uint32_t fa_pack_halves(float low, float high)
     uint32_t y;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
     return y;
+}
+
+static FA_DEVICE uint32_t fa_pack_exact(float low, float high)
+{
+    return fa_pack_halves(low, high);
 }
 
 static FA_DEVICE uint32_t fa_low_halves(uint32_t a, uint32_t b)
