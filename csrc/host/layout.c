@@ -60,22 +60,16 @@ static bool is_dense(const fa_tensor *t)
     return true;
 }
 
-void fa_tensor_like(const fa_tensor *like, int64_t head_dim, fa_tensor *out)
+/* Dense strides for the sizes of *out, its dimensions in the order of `like`;
+ * of the innermost ones, `fixed` keep their places from the head dim on. */
+static void lay_out_like(const fa_tensor *like, int fixed, fa_tensor *out)
 {
-    *out = *like;
-    out->data = NULL;
-    out->size[3] = head_dim;
-    if (head_dim == like->size[3] && !fa_tensor_is_empty(like) &&
-        is_dense(like)) {
-        return;
-    }
     /* Insertion sort, innermost first.  A comparison that decides nothing
      * is skipped over, as in PyTorch, so the result is PyTorch's too. */
     int order[4] = {3, 2, 1, 0};
-    const int first = like->stride[3] == 1 ? 1 : 0; /* the head dim stays */
-    for (int i = first + 1; i < 4; i++) {
+    for (int i = fixed + 1; i < 4; i++) {
         int moving = i;
-        for (int at = i - 1; at >= first; at--) {
+        for (int at = i - 1; at >= fixed; at--) {
             const int decided =
                 compare_dims(out->size, like->stride, order[at], order[moving]);
             if (decided < 0) {
@@ -95,5 +89,23 @@ void fa_tensor_like(const fa_tensor *like, int64_t head_dim, fa_tensor *out)
         if (out->size[order[i]] > 1) {
             stride = multiply(stride, out->size[order[i]]);
         }
+    }
+}
+
+void fa_tensor_like(const fa_tensor *like, int64_t head_dim, fa_tensor *out)
+{
+    const bool same = head_dim == like->size[3];
+    *out = *like;
+    out->data = NULL;
+    out->size[3] = head_dim;
+    if (same && !fa_tensor_is_empty(like) && is_dense(like)) {
+        return;
+    }
+    if (same || like->stride[3] != 1) {
+        lay_out_like(like, 0, out);
+    }
+    /* Not where rows overlap and PyTorch would put a shorter one inside. */
+    if (like->stride[3] == 1 && !(same && out->stride[3] == 1)) {
+        lay_out_like(like, 1, out);
     }
 }
