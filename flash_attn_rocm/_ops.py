@@ -118,6 +118,8 @@ def outputs(q: Tensor, v: Tensor, needs_grad: bool) -> Three:
         # and on "meta" the gaps cost no memory.
         sizes = (q.size(0), q.size(1), q.size(2), v.size(3))
         gaps = [stride * 2 * v.size(3) for stride in q.stride()]
+        if q.stride(3) == 1:
+            gaps[3] = 1  # innermost, also where a head dim of 1 shares its stride
         form = torch.empty_strided(sizes, gaps, dtype=q.dtype, device="meta")
         out = torch.empty_like(form, device=q.device)
     sizes_lse = (q.size(0), q.size(1), q.size(2))

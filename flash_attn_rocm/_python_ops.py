@@ -115,7 +115,12 @@ def forward(
 
 
 def _check_form(
-    name: str, tensor: Tensor, sizes: tuple[int, ...], dtype: torch.dtype, q: Tensor
+    name: str,
+    tensor: Tensor,
+    sizes: tuple[int, ...],
+    dtype: torch.dtype,
+    q: Tensor,
+    dtype_of: str = "",
 ) -> None:
     """`tensor` has these sizes, this dtype and q's device."""
     if tensor is None or tensor.layout is not torch.strided:
@@ -124,16 +129,14 @@ def _check_form(
             f"{name}: expected a strided tensor, got something else ({got})"
         )
     if tensor.dim() != len(sizes):
-        axes = "(batch, heads, seqlen, head dim)"
-        if len(sizes) == 3:
-            axes = "(batch, heads, seqlen)"
+        axes = ", head dim" if len(sizes) == 4 else ""
         raise RuntimeError(
-            f"{name}: expected {len(sizes)} dimensions {axes}, got {tensor.dim()}"
+            f"{name}: expected {len(sizes)} dimensions (batch, heads, seqlen{axes}), "
+            f"got {tensor.dim()}"
         )
     if tensor.dtype is not dtype:
-        as_q = " (as q)" if len(sizes) == 4 else ""
         raise RuntimeError(
-            f"{name}: expected dtype {dtype_name(dtype)}{as_q}, got "
+            f"{name}: expected dtype {dtype_name(dtype)}{dtype_of}, got "
             f"{dtype_name(tensor.dtype)}"
         )
     if tensor.device != q.device:
@@ -149,6 +152,26 @@ def _check_form(
             )
 
 
+def _check_out_lo(out_lo: Tensor, out: Tensor) -> None:
+    """out_lo has out's form."""
+    if out_lo.dtype is not out.dtype:
+        raise RuntimeError(
+            f"out_lo: expected dtype {dtype_name(out.dtype)} (as out), got "
+            f"{dtype_name(out_lo.dtype)}"
+        )
+    for axis, size in enumerate(out.shape):
+        if out_lo.dim() != out.dim() or out_lo.size(axis) != size:
+            got = out_lo.size(axis) if axis < out_lo.dim() else "none"
+            raise RuntimeError(
+                f"out_lo: expected the sizes of out, got {got} in dimension {axis}"
+            )
+        if size > 1 and out_lo.stride(axis) != out.stride(axis):
+            raise RuntimeError(
+                f"out_lo: expected the strides of out, got {out_lo.stride(axis)} in "
+                f"dimension {axis}"
+            )
+
+
 def _check_results(
     q: Tensor,
     v: Tensor,
@@ -161,11 +184,13 @@ def _check_results(
     """What C cannot see of the forward's results and their gradients."""
     rows = tuple(q.shape[:3])
     sizes = (*rows, v.size(3))
-    _check_form("dout", dout, sizes, q.dtype, q)
-    _check_form("out", out, sizes, q.dtype, q)
+    if out_lo.numel():
+        _check_out_lo(out_lo, out)
+    _check_form("dout", dout, sizes, q.dtype, q, " (as q)")
+    _check_form("out", out, sizes, q.dtype, q, " (as q)")
     _check_form("lse", lse, rows, _ops.lse_dtype(q.dtype), q)
     if dlse.numel():
-        _check_form("dlse", dlse, rows, _ops.lse_dtype(q.dtype), q)
+        _check_form("dlse", dlse, rows, lse.dtype, q, " (as lse)")
     expected = 1
     for axis in (2, 1, 0):
         if lse.size(axis) > 1 and lse.stride(axis) != expected and lse.numel():
@@ -174,14 +199,6 @@ def _check_results(
                 f"dimension {axis}"
             )
         expected *= lse.size(axis)
-    if out_lo.numel():
-        _check_form("out_lo", out_lo, sizes, q.dtype, q)
-        for axis in range(4):
-            if out.size(axis) > 1 and out_lo.stride(axis) != out.stride(axis):
-                raise RuntimeError(
-                    "out_lo: expected the strides of out, got "
-                    f"{out_lo.stride(axis)} in dimension {axis}"
-                )
 
 
 def backward(
