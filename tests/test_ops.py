@@ -19,6 +19,7 @@ from helpers import (
     qkv,
     run_python,
 )
+from helpers.gradients import gradient_ratios
 
 import flash_attn_rocm as fa
 from flash_attn_rocm import _ops
@@ -217,6 +218,133 @@ def test_input_that_does_not_fit_is_refused_by_name(message):
     with pytest.raises(RuntimeError, match="^" + message):
         _ops.op(*arguments(q, k, v, scale=0.3))
     assert fa.status()["counters"]["fused"] == before["fused"]
+
+
+# ------------------------------------------------------------------------- bwd
+
+
+def backward_arguments(q, k, v, *, wanted=7, grads_fp32=False, **changes):
+    """The positional arguments of bwd; `changes` by the names of the schema."""
+    names = ("dout", "dlse", "out", "lse", "out_lo")
+    given = {name: changes.pop(name) for name in names if name in changes}
+    *call, _ = arguments(q, k, v, **changes)
+    out, lse, out_lo = _ops.op(*call, True)
+    made = (torch.ones_like(out), torch.empty(0), out, lse, out_lo)
+    dout, dlse, *results = {**dict(zip(names, made)), **given}.values()
+    return (dout, dlse, q, k, v, *results, *call[3:], wanted, grads_fp32)
+
+
+def bwd(*args, **kwargs):
+    return _ops.backward_op(*backward_arguments(*args, **kwargs))
+
+
+@pytest.mark.parametrize("dtype", _ops.DTYPES)
+@pytest.mark.parametrize("causal", [NONE, BOTTOM_RIGHT])
+def test_gradients_against_float64(causal, dtype):
+    q, k, v = qkv(1, 4, 9, 24, heads_k=2, length_k=13, dtype=dtype)
+    dout = qkv(1, 4, 9, 24, dtype=dtype, seed=1)[0]
+    grads = bwd(q, k, v, dout=dout, causal=causal)
+    assert fa.last_call().kernel.startswith("fa_bwd")
+    assert max(gradient_ratios(grads, q, k, v, dout, causal=causal)) <= 1
+
+
+@pytest.mark.parametrize("wanted", range(8))
+@pytest.mark.parametrize("grads_fp32", [False, True])
+@pytest.mark.parametrize("dtype", _ops.DTYPES)
+def test_a_gradient_that_is_not_wanted_has_no_elements(wanted, grads_fp32, dtype):
+    q, k, v = qkv(1, 2, 5, 8, dtype=dtype)
+    wide = grads_fp32 and dtype in _ops.HALVES
+    for bit, (leaf, grad) in enumerate(
+        zip((q, k, v), bwd(q, k, v, wanted=wanted, grads_fp32=grads_fp32))
+    ):
+        assert grad.dtype == (torch.float32 if wide else dtype)
+        assert grad.shape == (leaf.shape if wanted >> bit & 1 else (0,))
+
+
+def test_a_rounded_output_makes_delta_where_out_lo_is_absent():
+    q, k, v = qkv(1, 2, 40, 32)
+    dout = qkv(1, 2, 40, 32, seed=1)[0]
+    exact = bwd(q * 16, k, v, dout=dout)
+    rounded = bwd(q * 16, k, v, dout=dout, out_lo=torch.empty(0).half())
+    # A peaked softmax: the rounding of out is most of the error of dq and dk.
+    ratios = [
+        gradient_ratios(grads, q * 16, k, v, dout)[:2] for grads in (exact, rounded)
+    ]
+    assert max(ratios[0]) <= 1 < max(ratios[1])
+    assert torch.equal(exact[2], rounded[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("name", ORDERS)
+def test_fake_and_real_gradients_have_the_same_form(name, dtype):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    q, k, v = qkv(2, 3, 6, 16, dtype=dtype)
+    v = ORDERS[name](v[..., :8])
+    for wanted, grads_fp32 in ((7, False), (5, True), (2, False)):
+        call = backward_arguments(q, k, v, wanted=wanted, grads_fp32=grads_fp32)
+        reals = _ops.backward_op(*call)
+        with FakeTensorMode() as mode:
+            fakes = _ops.backward_op(
+                *(mode.from_tensor(x) if torch.is_tensor(x) else x for x in call)
+            )
+        for fake, real in zip(fakes, reals):
+            assert fake.shape == real.shape and fake.dtype == real.dtype
+            assert fake.stride() == real.stride()
+
+
+@pytest.mark.parametrize("dtype", _ops.DTYPES)
+@pytest.mark.parametrize("causal", [NONE, TOP_LEFT, BOTTOM_RIGHT])
+def test_bwd_keeps_torchs_rules_for_custom_ops(causal, dtype):
+    q, k, v = qkv(1, 4, 5, 8, heads_k=2, length_k=7, dtype=dtype)
+    v = v[..., :6].transpose(1, 2).contiguous().transpose(1, 2)
+    torch.library.opcheck(_ops.op, arguments(q, k, v, causal=causal, needs_grad=True))
+    for wanted, grads_fp32 in ((7, False), (7, True), (4, False)):
+        call = backward_arguments(
+            q, k, v, causal=causal, wanted=wanted, grads_fp32=grads_fp32
+        )
+        torch.library.opcheck(_ops.backward_op, call)
+
+
+BAD_RESULTS = {
+    "dout: .*dtype float16 .as q": lambda a: dict(dout=a["dout"].float()),
+    "dout: .*dimension 2 .row": lambda a: dict(dout=a["dout"][:, :, :3]),
+    "dout: .*head dim, as in v": lambda a: dict(dout=a["dout"][..., :4]),
+    "dout: .*4 dimensions": lambda a: dict(dout=a["dout"][0]),
+    "dlse: .*float32": lambda a: dict(dlse=a["lse"].half()),
+    "dlse: .*dimension 2 .row": lambda a: dict(dlse=a["lse"][..., :3]),
+    "lse: .*float32": lambda a: dict(lse=a["lse"].half()),
+    "lse: .*3 dimensions": lambda a: dict(lse=a["lse"][..., None]),
+    "lse: .*contiguous": lambda a: dict(
+        lse=a["lse"][..., None].repeat(1, 1, 1, 2)[..., 0]
+    ),
+    "out_lo: .*sizes of out": lambda a: dict(out_lo=a["out_lo"][:, :1]),
+    "out_lo: .*strides of out": lambda a: dict(
+        out_lo=a["out_lo"].transpose(1, 2).contiguous().transpose(1, 2)
+    ),
+    "out_lo: .*dtype": lambda a: dict(out_lo=a["out_lo"].float()),
+    "wanted: .*got 8": lambda a: dict(wanted=8),
+    "softcap: ": lambda a: dict(softcap=1.0),
+    "bias: ": lambda a: dict(bias=torch.ones(1)),
+}
+
+
+@pytest.mark.parametrize("message", BAD_RESULTS)
+def test_results_that_do_not_fit_are_refused_by_name(message):
+    q, k, v = qkv(2, 4, 5, 8)
+    names = ("dout", "dlse", "q", "k", "v", "out", "lse", "out_lo", *NAMES)
+    names += ("scale", "softcap", "dropout_p", "causal", "window_left", "window_right")
+    good = dict(zip((*names, "wanted", "grads_fp32"), backward_arguments(q, k, v)))
+    call = {**good, **BAD_RESULTS[message](good)}
+    before = fa.status()["counters"]["fused"]
+    with pytest.raises(RuntimeError, match="^" + message):
+        _ops.backward_op(*call.values())
+    assert fa.status()["counters"]["fused"] == before
+
+
+def test_gradients_repeat_bit_by_bit():
+    q, k, v = qkv(2, 4, 33, 16, heads_k=2)
+    assert all(map(torch.equal, bwd(q, k, v), bwd(q, k, v)))
 
 
 def test_cpu_tensors_need_a_simulator_in_this_context():

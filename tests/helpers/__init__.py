@@ -192,23 +192,38 @@ def guarded(shape, dtype, order=None, device="cpu"):
     return inner.permute(back), check
 
 
-def run_forward(q, k, v, out, lse, scale=None, causal=NONE):
-    """The forward's C entry, into outputs that the caller owns.
-
-    CPU tensors go to the simulator, others to the device they lie on.
-    """
-    scale = q.size(-1) ** -0.5 if scale is None else scale
-    tensors = (q, k, v, out, lse)
-    sizes = [part for t in (q, k, v) for part in (tuple(t.shape), t.stride())]
+def entry_arguments(q, wanted, k, v):
+    """(device arguments of a C entry, workspace) for these tensors."""
     on_gpu = q.is_cuda
-    _ops.ext.forward(
+    device = (
         int(on_gpu),
         q.device.index if on_gpu else 0,
         torch.cuda.current_stream(q.device).cuda_stream if on_gpu else 0,
         None if on_gpu else ARCH,
         _ops.dtype_code(q.dtype),
-        *(t.data_ptr() for t in tensors),
-        *sizes,
+    )
+    shapes = (tuple(t.shape) for t in (q, k, v))
+    size = _ops.ext.workspace(_ops.dtype_code(q.dtype), *shapes, wanted)
+    return device, torch.empty(size, dtype=torch.uint8, device=q.device)
+
+
+def address(tensor):
+    """Of its data; 0 for None and for a tensor without elements."""
+    return tensor.data_ptr() if tensor is not None and tensor.numel() else 0
+
+
+def run_forward(q, k, v, out, lse, scale=None, causal=NONE, out_lo=None):
+    """The forward's C entry, into outputs that the caller owns.
+
+    CPU tensors go to the simulator, others to the device they lie on.
+    """
+    scale = q.size(-1) ** -0.5 if scale is None else scale
+    device, workspace = entry_arguments(q, 0, k, v)
+    _ops.ext.forward(
+        *device,
+        *map(address, (q, k, v, out, lse, out_lo, workspace)),
+        workspace.numel(),
+        *(part for t in (q, k, v) for part in (tuple(t.shape), t.stride())),
         out.stride(),
         scale,
         causal,

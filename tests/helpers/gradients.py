@@ -11,7 +11,17 @@ import math
 
 import torch
 
-from . import EXACT, NONE, relative_error, ulp, visible
+from flash_attn_rocm import _ops
+
+from . import (
+    EXACT,
+    NONE,
+    address,
+    entry_arguments,
+    relative_error,
+    ulp,
+    visible,
+)
 
 
 def plain_attention(q, k, v, scale=None, causal=NONE):
@@ -83,3 +93,33 @@ def gradient_ratios(grads, q, k, v, dout, scale=None, causal=NONE):
         bound = 2 * ulp(float(reference.abs().max()), q.dtype)
         ratios.append(worst / max(bound, _rounding(q, k, v, dout, scale)))
     return ratios
+
+
+def run_backward(
+    dout, q, k, v, out, lse, grads, scale=None, causal=NONE, out_lo=None, dlse=None
+):
+    """The backward's C entry, into gradients that the caller owns; None: not wanted.
+
+    Gradients of halves may be float32. CPU tensors go to the simulator, others to
+    the device they lie on.
+    """
+    scale = q.size(-1) ** -0.5 if scale is None else scale
+    wanted = sum(1 << bit for bit, grad in enumerate(grads) if grad is not None)
+    fp32 = any(g is not None and g.dtype is not q.dtype for g in grads)
+    device, workspace = entry_arguments(q, wanted, k, v)
+    four, three = (0, 0, 0, 0), (0, 0, 0)
+    tensors = (q, k, v, out, lse, out_lo, dout, dlse, *grads, workspace)
+    _ops.ext.backward(
+        *device,
+        fp32,
+        wanted,
+        *map(address, tensors),
+        workspace.numel(),
+        *(part for t in (q, k, v) for part in (tuple(t.shape), t.stride())),
+        out.stride(),
+        dout.stride(),
+        three if dlse is None else dlse.stride(),
+        *(four if grad is None else grad.stride() for grad in grads),
+        scale,
+        causal,
+    )

@@ -99,10 +99,12 @@ def forward(device_type, device_index, stream, arch, code, *rest):
     lse = tensor_at(lse_at, lse_dtype, rows, torch.empty(rows, device="meta").stride())
     if not out.numel():
         return
-    scores, _ = scores_of(q.double(), k.double(), scale, causal)
+    if not k.numel():
+        out.zero_(), lse.fill_(-math.inf)
+        return
+    scores, seen = scores_of(q.double(), k.double(), scale, causal)
     exact_lse = scores.logsumexp(-1)
-    p = (scores - exact_lse[..., None]).exp()
-    p = torch.where(exact_lse[..., None] == -math.inf, 0.0, p)
+    p = torch.where(seen, scores.softmax(-1).nan_to_num(0.0), 0.0)
     exact = p @ v.double().repeat_interleave(q.size(1) // k.size(1), 1)
     lse.copy_(exact_lse)
     out.copy_(exact)
