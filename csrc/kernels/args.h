@@ -82,7 +82,9 @@ typedef struct fa_args {
     fa_view dk;   /* (B, Hk, Sk, D); data NULL: not wanted */
     fa_view dv;   /* (B, Hk, Sk, Dv); data NULL: not wanted */
     fa_view dlse; /* (B, H, Sq, 1); data NULL: zero */
-    void *out_lo; /* strides of out: what rounding took from out; or NULL */
+    void *out_lo; /* what an exact backward needs besides: of 16-bit types
+                   * what rounding took from out, strides of out; of fp32
+                   * what it took from lse, laid out like it; or NULL */
     void *lse;    /* (B, H, Sq) contiguous, natural logarithm; float, or
                    * double where q is */
     void *delta;  /* (B, H, Sq) contiguous, type of lse: rowsum(dout * (out +

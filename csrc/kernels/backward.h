@@ -48,6 +48,19 @@
 
 /* -- LSE and delta --------------------------------------------------------- */
 
+/* Number `row` of a (B, H, Sq) array. */
+template <typename Number>
+static FA_DEVICE Number fa_query_number(fa_args_in a, const void *array,
+                                        uint32_t place, int row)
+{
+    uint32_t at = fa_uniform(place);
+    int64_t start =
+        ((int64_t)(at >> 16) * a->heads + (at & 0xffff)) * a->seqlen_q;
+
+    return ((const FA_GLOBAL Number *)
+                array)[start + fa_min_int(row, a->seqlen_q - 1)];
+}
+
 /* What is added to scale_log2 * score of query `row`: -inf where the row does
  * not exist or sees nothing, so that its P is 0. */
 template <int KIND>
@@ -55,16 +68,28 @@ static FA_DEVICE FA_NUMBER(KIND) fa_row_bias(fa_args_in a, uint32_t place,
                                              int row)
 {
     typedef FA_NUMBER(KIND) number;
-    const number log2_e = (number)1.4426950408889634;
-    uint32_t at = fa_uniform(place);
-    int64_t start = ((int64_t)(at >> 16) * a->heads + (at & 0xffff)) *
-                    a->seqlen_q;
-    const FA_GLOBAL number *lse = (const FA_GLOBAL number *)a->lse + start;
-    number x = lse[fa_min_int(row, a->seqlen_q - 1)];
-    number bias = fa_fma(-x, log2_e, (number)FA_WEIGHT_LOG2(KIND));
+    number lse = fa_query_number<number>(a, a->lse, place, row);
+    number bias = fa_fma(-lse, (number)1.4426950408889634,
+                         (number)FA_WEIGHT_LOG2(KIND));
 
-    return row >= a->seqlen_q || x == -FA_INFINITY ? (number)-FA_INFINITY
-                                                    : bias;
+    return row >= a->seqlen_q || lse == -FA_INFINITY ? (number)-FA_INFINITY
+                                                      : bias;
+}
+
+/* fp32: what the rounding of LSE and of the product above took from it.  At a
+ * LSE of 100 they would cost P five bits. */
+static FA_DEVICE float fa_row_bias_low(fa_args_in a, uint32_t place, int row)
+{
+    const float log2_e = 1.44269502e+0f;
+    const float log2_e_low = 1.92596299e-8f;
+    float lse = fa_query_number<float>(a, a->lse, place, row);
+    float low = a->out_lo == nullptr
+                    ? 0.0f
+                    : fa_query_number<float>(a, a->out_lo, place, row);
+    float bias = -lse * log2_e;
+    float lost = fa_fma(-lse, log2_e, -bias) - lse * log2_e_low - low * log2_e;
+
+    return fa_abs(lost) < 1.0f ? lost : 0.0f; /* not for Inf */
 }
 
 /* delta of query `row`; 0 past the end. */
@@ -73,17 +98,16 @@ static FA_DEVICE FA_NUMBER(KIND) fa_row_delta(fa_args_in a, uint32_t place,
                                               int row)
 {
     typedef FA_NUMBER(KIND) number;
-    uint32_t at = fa_uniform(place);
-    int64_t start = ((int64_t)(at >> 16) * a->heads + (at & 0xffff)) *
-                    a->seqlen_q;
-    const FA_GLOBAL number *delta = (const FA_GLOBAL number *)a->delta + start;
-    number x = delta[fa_min_int(row, a->seqlen_q - 1)];
+    number delta = fa_query_number<number>(a, a->delta, place, row);
 
-    return row < a->seqlen_q ? x : (number)0;
+    return row < a->seqlen_q ? delta : (number)0;
 }
 
 /* Arrays of numbers of the walked rows, see fa_put_walked. */
-enum { FA_BIAS_OF, FA_DELTA_OF, FA_UNDO_X, FA_UNDO_Y };
+enum { FA_BIAS_OF, FA_DELTA_OF, FA_UNDO_X, FA_UNDO_Y, FA_BIAS_LOW_OF = 2 };
+
+#define FA_WALKED_ARRAYS(KIND) \
+    ((KIND) == FA_BF16 ? 4 : (KIND) == FA_F32 ? 3 : 2)
 
 /* Thread t looks up number t / 64 of row first + t % 64. */
 template <int KIND, int PASS>
@@ -98,6 +122,9 @@ static FA_DEVICE FA_NUMBER(KIND) fa_fetch_walked(fa_args_in a, uint32_t place,
         x = fa_row_bias<KIND>(a, place, row);
     } else if (PASS == FA_BACKWARD_KV && array == FA_DELTA_OF) {
         x = fa_row_delta<KIND>(a, place, row);
+    } else if (PASS == FA_BACKWARD_KV && KIND == FA_F32 &&
+               array == FA_BIAS_LOW_OF) {
+        x = fa_row_bias_low(a, place, row);
     } else if (KIND == FA_BF16 && array == FA_UNDO_X) {
         x = fa_undo_scale<KIND>(a, FA_X_AT(PASS), place, row);
     } else if (KIND == FA_BF16 && array == FA_UNDO_Y) {
@@ -182,6 +209,7 @@ static FA_DEVICE void fa_undo_scales(float s[OWN][FA_WALKED], fa_lds undo,
 template <int KIND, int OWN, int PASS>
 static FA_DEVICE void fa_exponentials(FA_NUMBER(KIND) s[OWN][FA_WALKED],
                                       const FA_NUMBER(KIND) * bias,
+                                      const FA_NUMBER(KIND) * bias_low,
                                       FA_NUMBER(KIND) scale_log2)
 {
     typedef FA_NUMBER(KIND) number;
@@ -198,8 +226,11 @@ static FA_DEVICE void fa_exponentials(FA_NUMBER(KIND) s[OWN][FA_WALKED],
     for (int i = 0; i < OWN; i++) {
 #pragma unroll
         for (int j = 0; j < FA_WALKED; j++) {
-            s[i][j] = fa_fma(s[i][j], scale_log2,
-                             bias[PASS == FA_BACKWARD_KV ? j : i]);
+            int n = PASS == FA_BACKWARD_KV ? j : i;
+            s[i][j] = fa_fma(s[i][j], scale_log2, bias[n]);
+            if constexpr (KIND == FA_F32) {
+                s[i][j] += bias_low[n];
+            }
         }
     }
     if (capped) {
@@ -345,6 +376,7 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
     number first_sum[OWN][shape::CHANNELS];  /* dK, or dQ */
     number second_sum[OWN][shape::CHANNELS]; /* dV */
     number own_bias[OWN];
+    number own_bias_low[OWN];
     number own_delta[OWN];
     fa_fetched<OWN> got_own;
     fa_fetched<stage::FETCH> got;
@@ -366,6 +398,10 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
     for (int i = 0; i < OWN; i++) {
         int row = first + fa_own_row(OWN, tid, i);
         own_bias[i] = KV ? (number)0 : fa_row_bias<KIND>(a, own_place, row);
+        own_bias_low[i] = 0;
+        if constexpr (!KV && KIND == FA_F32) {
+            own_bias_low[i] = fa_row_bias_low(a, own_place, row);
+        }
         own_delta[i] = KV ? (number)0 : fa_row_delta<KIND>(a, own_place, row);
 #pragma unroll
         for (int e = 0; e < shape::CHANNELS; e++) {
@@ -399,11 +435,12 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
         number s[OWN][FA_WALKED];
         number dp[OWN][FA_WALKED];
         number bias[KV ? (int)FA_WALKED : (int)OWN];
+        number bias_low[KV ? (int)FA_WALKED : (int)OWN];
         fa_weights<KIND> p[OWN];
         fa_weights<KIND> ds[OWN];
 
         a = fa_again(a);
-        fa_clear_scores<OWN>(s);
+        fa_clear_products<OWN>(s);
         /* S = A X^T */
         int granules =
             (a->head_dim + FA_GRANULE(KIND) - 1) / FA_GRANULE(KIND);
@@ -429,7 +466,7 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
             fa_commit_rows<KIND, FA_WALK, FA_WALK_MASK>(
                 walk, &got, &x, at, chunk, KV ? flip : 0, tid);
             if ((KV || KIND == FA_BF16) && chunk == 0 &&
-                (KIND == FA_BF16 || tid < 2 * FA_WALK)) {
+                tid < FA_WALKED_ARRAYS(KIND) * FA_WALK) {
                 fa_put_walked<KIND>(area, (int)(tid / FA_WALK), walked, tid);
             }
             fa_barrier(); /* A and X are in LDS */
@@ -444,7 +481,7 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
                 fa_fetch_columns<KIND, DIM, stage::SLOTS>(&got, &y, at, 0, tid);
             }
             if (active) {
-                fa_multiply_rows<KIND, OWN>(
+                fa_multiply_chunk<KIND, DIM, OWN>(
                     s, own_a, walk,
                     fa_min_int(granules - chunk * FA_CHUNK_GRANULES,
                                FA_CHUNK_GRANULES),
@@ -499,7 +536,7 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
                                                               tid);
                 }
                 if (active) {
-                    fa_multiply_rows<KIND, OWN>(
+                    fa_multiply_chunk<KIND, DIM, OWN>(
                         dp, own_b, walk,
                         fa_min_int(granules - chunk * FA_CHUNK_GRANULES,
                                    FA_CHUNK_GRANULES),
@@ -511,10 +548,14 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
          * products and weights in registers of their own. */
         if (KV) {
             fa_get_walked<KIND>(bias, area, FA_BIAS_OF, tid);
+            if constexpr (KIND == FA_F32) {
+                fa_get_walked<KIND>(bias_low, area, FA_BIAS_LOW_OF, tid);
+            }
         } else {
 #pragma unroll
             for (int i = 0; i < OWN; i++) {
                 bias[i] = own_bias[i];
+                bias_low[i] = own_bias_low[i];
             }
         }
         if constexpr (KIND == FA_BF16) {
@@ -529,7 +570,7 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
                 }
             }
         }
-        fa_exponentials<KIND, OWN, PASS>(s, bias, scale_log2);
+        fa_exponentials<KIND, OWN, PASS>(s, bias, bias_low, scale_log2);
         if (t < range.full_begin || t >= range.full_end) {
             fa_mask_products<KIND, OWN, PASS>(s, dp, fa_again(a), first, at,
                                               tid);

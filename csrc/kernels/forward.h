@@ -194,7 +194,10 @@ static FA_DEVICE bool fa_any_wave(bool x, fa_lds lds, uint32_t tid)
     return fa_any(fa_lds_load1(lds + tid % (FA_THREADS / FA_WAVE) * 4) != 0);
 }
 
-/* O, what rounding takes from it if wanted, and LSE. */
+/* What ln(2) has beyond fp32. */
+#define FA_LN2_LO (-1.904654299957768e-9f)
+
+/* O, LSE, and what rounding takes from one of them if wanted. */
 template <int KIND, int DIM, int OWN, int LDS_BYTES>
 static FA_DEVICE void fa_store_rows(fa_args_in a,
                                     const fa_rows<KIND, DIM, OWN> *rows,
@@ -213,7 +216,7 @@ static FA_DEVICE void fa_store_rows(fa_args_in a,
     fa_output out = fa_output_of(a, FA_VIEW(out), (a->wide & FA_SET_OUT) != 0,
                                  FA_STORED(KIND), batch, head,
                                  a->head_dim_v);
-    int parts = a->out_lo == nullptr ? 1 : 2;
+    int parts = a->out_lo == nullptr || KIND == FA_F32 ? 1 : 2;
     number share[OWN];
 
     if (!out.wide) {
@@ -228,8 +231,16 @@ static FA_DEVICE void fa_store_rows(fa_args_in a,
 
         share[i] = empty ? (number)0 : (number)1 / sum;
         if ((tid & 7) == 0 && row < a->seqlen_q) {
-            lse[row] = empty ? (number)-FA_INFINITY
-                             : (fa_log2(sum) - bias) * ln2;
+            number log2_lse = fa_log2(sum) - bias;
+            number x = empty ? (number)-FA_INFINITY : log2_lse * ln2;
+            lse[row] = x;
+            if (KIND == FA_F32 && a->out_lo != nullptr) {
+                /* log2(sum) is exact enough: at most 2^30 rows. */
+                float lost = (fa_log2(sum) - (log2_lse + bias)) * ln2 +
+                             fa_fma(log2_lse, ln2, -x) + log2_lse * FA_LN2_LO;
+                ((FA_GLOBAL float *)a->out_lo)[start + row] =
+                    fa_abs(lost) < 1.0f ? lost : 0.0f; /* not for Inf, NaN */
+            }
         }
     }
     /* The same code for both, because it is long. */
@@ -264,7 +275,9 @@ template <int KIND, int DIM, int OWN>
 static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
 {
     typedef fa_shape<KIND, DIM, OWN> shape;
-    typedef fa_stage_of<KIND, DIM, OWN, shape::CHUNKS == 1> stage;
+    typedef fa_stage_of<KIND, DIM, OWN, shape::CHUNKS == 1,
+                        FA_MOST_SHARES(KIND)>
+        stage;
     typedef FA_NUMBER(KIND) number;
     enum {
         STAYS = shape::CHUNKS == 1, /* Q in LDS */
@@ -338,7 +351,7 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
             undo = fa_undo_scale<KIND>(a, FA_K_AT, key_place,
                                        key + (int)(tid & (FA_WALK - 1)));
         }
-        fa_clear_scores<OWN>(s);
+        fa_clear_products<OWN>(s);
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++) {
             fa_barrier(); /* the tiles are read */
@@ -372,7 +385,7 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
                 fa_fetch_columns<KIND, DIM, stage::SLOTS>(&got, &v, key, 0, tid);
             }
             if (t < wave_tiles) {
-                fa_multiply_rows<KIND, OWN>(
+                fa_multiply_chunk<KIND, DIM, OWN>(
                     s, own_tile, walk_tile,
                     fa_min_int(granules - chunk * FA_CHUNK_GRANULES,
                                FA_CHUNK_GRANULES),

@@ -42,7 +42,8 @@ template <int KIND, int DIM, int OWN>
 struct fa_kernel<FA_FORWARD, KIND, DIM, OWN> {
     enum {
         ONE_CHUNK = fa_shape<KIND, DIM, OWN>::CHUNKS == 1,
-        LDS_BYTES = fa_stage_of<KIND, DIM, OWN, ONE_CHUNK>::LDS_BYTES,
+        LDS_BYTES = fa_stage_of<KIND, DIM, OWN, ONE_CHUNK,
+                                FA_MOST_SHARES(KIND)>::LDS_BYTES,
         WAVES = ONE_CHUNK && KIND == FA_F16 ? 2 : 1
     };
     static FA_DEVICE void run(fa_args_in a, fa_lds lds)

@@ -117,7 +117,7 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
                              d * a->out.stride[3];
                 Number o = fa_any_element<Number>((fa_global_in)a->out.data, at,
                                                   stored);
-                if (a->out_lo != nullptr) {
+                if (a->out_lo != nullptr && bytes == 2) {
                     o += fa_any_element<Number>((fa_global_in)a->out_lo, at,
                                                 stored);
                 }

@@ -52,18 +52,6 @@ static FA_DEVICE void fa_mask_keys(FA_NUMBER(KIND) s[OWN][FA_WALKED],
     }
 }
 
-template <int OWN, typename Number>
-static FA_DEVICE void fa_clear_scores(Number s[OWN][FA_WALKED])
-{
-#pragma unroll
-    for (int i = 0; i < OWN; i++) {
-#pragma unroll
-        for (int j = 0; j < FA_WALKED; j++) {
-            s[i][j] = 0;
-        }
-    }
-}
-
 /* |scale| * log2(e), in the numbers of the kernel. */
 template <int KIND> static FA_DEVICE FA_NUMBER(KIND) fa_scale_log2(fa_args_in a)
 {
@@ -131,6 +119,9 @@ static FA_DEVICE void fa_get_walked(FA_NUMBER(KIND) x[FA_WALKED], fa_lds area,
 }
 
 /* -- LDS ------------------------------------------------------------------- */
+
+/* The forward's cut below: fp32 needs its registers elsewhere. */
+#define FA_MOST_SHARES(KIND) ((KIND) == FA_F32 ? 1 : 8)
 
 /* How a step's columns are cut into stages that fit where the rows were, with
  * at most MOST shares each (fewer need fewer registers to fetch). */

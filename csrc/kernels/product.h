@@ -44,6 +44,18 @@ static FA_DEVICE int fa_channel(int group, uint32_t tid, int u)
     return group * ((int)(tid & 7) + 8 * u);
 }
 
+template <int OWN, typename Number>
+static FA_DEVICE void fa_clear_products(Number s[OWN][FA_WALKED])
+{
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+#pragma unroll
+        for (int j = 0; j < FA_WALKED; j++) {
+            s[i][j] = 0;
+        }
+    }
+}
+
 /* S += own . walked over the first `granules` granules of a chunk.  One
  * granule at a time: unrolling further makes the compiler hoist all LDS reads
  * and spill.  XOR with the granule's offset undoes the granule order that
@@ -83,6 +95,30 @@ static FA_DEVICE void fa_multiply_rows(FA_NUMBER(KIND) s[OWN][FA_WALKED],
                 }
             }
         }
+    }
+}
+
+/* The same for one of several chunks.  Long rows of fp32: summed apart and
+ * then added, so that the roundings do not add up.  This must not depend on
+ * the pass: the backward needs the forward's S to the bit. */
+template <int KIND, int DIM, int OWN>
+static FA_DEVICE void fa_multiply_chunk(FA_NUMBER(KIND) s[OWN][FA_WALKED],
+                                        fa_lds own, fa_lds walk, int granules,
+                                        uint32_t tid)
+{
+    if constexpr (KIND == FA_F32 && DIM > 128) {
+        float part[OWN][FA_WALKED];
+        fa_clear_products<OWN>(part);
+        fa_multiply_rows<KIND, OWN>(part, own, walk, granules, tid);
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+#pragma unroll
+            for (int j = 0; j < FA_WALKED; j++) {
+                s[i][j] += part[i][j];
+            }
+        }
+    } else {
+        fa_multiply_rows<KIND, OWN>(s, own, walk, granules, tid);
     }
 }
 
@@ -163,6 +199,59 @@ static FA_DEVICE void fa_add_group(FA_NUMBER(KIND) * sum, u32x2 unit, int slot,
     }
 }
 
+/* fp32: 16 rows are summed apart and then added, or the roundings of
+ * thousands of rows add up to more than PyTorch's.  A group of channels at a
+ * time, because there are no registers for two sets of sums; the units are
+ * read again for each. */
+template <int KIND, int DIM, int OWN>
+static FA_DEVICE void fa_add_apart(
+    FA_NUMBER(KIND) sum[OWN][fa_shape<KIND, DIM, OWN>::CHANNELS],
+    fa_lds columns, fa_lds area, uint32_t tid)
+{
+    typedef fa_shape<KIND, DIM, OWN> shape;
+    enum { SLOT = FA_SLOT_BYTES(KIND, DIM), STRIDE = FA_THREADS * 8 };
+
+#pragma unroll
+    for (int u = 0; u < shape::GROUPS; u++) {
+        float part[OWN][shape::GROUP];
+
+        fa_keep_order();
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+#pragma unroll
+            for (int e = 0; e < shape::GROUP; e++) {
+                part[i][e] = 0.0f;
+            }
+        }
+#pragma unroll 1
+        for (int unit = 0; unit < 8; unit++) {
+            fa_lds from =
+                columns + (tid & 7) * 16 + unit * 2 * SLOT + u * 128;
+            u32x2 x[OWN];
+#pragma unroll
+            for (int i = 0; i < OWN; i++) {
+                x[i] =
+                    fa_lds_load2(area + (tid & ~7u) * 8 + unit * 8 + i * STRIDE);
+            }
+#pragma unroll
+            for (int slot = 0; slot < 2; slot++) {
+                u32x4 y = fa_lds_load4(from + slot * SLOT);
+#pragma unroll
+                for (int i = 0; i < OWN; i++) {
+                    fa_add_group<KIND>(part[i], x[i], slot, y);
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+#pragma unroll
+            for (int e = 0; e < shape::GROUP; e++) {
+                sum[i][u * shape::GROUP + e] += part[i][e];
+            }
+        }
+    }
+}
+
 /* A += W X for one share: its 8 units come from lanes c = 0..7 in turn, each
  * with its slots, and `columns` is the first of them in LDS.  Units lie in
  * the order of the threads, which is free of bank conflicts both ways. */
@@ -186,6 +275,10 @@ static FA_DEVICE void fa_add_share(
         fa_lds_store2(area + tid * 8 + i * STRIDE, unit.x, unit.y);
     }
     fa_wave_sync();
+    if constexpr (KIND == FA_F32) {
+        fa_add_apart<KIND, DIM, OWN>(sum, columns, area, tid);
+        return;
+    }
 #pragma unroll 1
     for (int unit = 0; unit < 8; unit++) {
         fa_lds from = columns + (tid & 7) * 16 + unit * SLOTS * SLOT;
