@@ -10,8 +10,8 @@ DEMO   ?=
 PYTEST ?= tests
 
 .PHONY: help demo test ctest fuzz sanitize mutate mutate-isa build kernels \
-        standin bench-sim bench-overhead bench-accuracy lint format clean \
-        distclean
+        standin bench-sim bench-overhead bench-accuracy bench-memory \
+        bench-bounds lint format clean distclean
 
 help:
 	@echo 'make demo            trains a GPT on the simulated gfx906, beside stock attention'
@@ -22,7 +22,8 @@ help:
 	@echo 'make build           extension, simulator and kernels into the source tree'
 	@echo 'make kernels         kernels and their table (FA_ARCHS="gfx906;gfx1100" or all)'
 	@echo 'make standin         the same kernels through nvcc for NVIDIA cards'
-	@echo 'make bench-sim       speed of the simulator; also bench-overhead, bench-accuracy'
+	@echo 'make bench-sim       speed of the simulator; also bench-overhead, bench-accuracy,'
+	@echo '                     bench-memory, bench-bounds'
 	@echo 'make mutate          is each wait and barrier of the kernels needed? (15-30 min)'
 	@echo 'make mutate-isa      has each row of the instruction lists a test? (1 min)'
 	@echo 'make lint, format    clang-format, ruff, mypy, hadolint'
@@ -84,6 +85,12 @@ bench-overhead: build
 
 bench-accuracy: build
 	@$(PY) benchmarks/accuracy.py
+
+bench-memory: build
+	@$(PY) benchmarks/memory.py
+
+bench-bounds: build
+	@$(PY) benchmarks/bounds.py
 
 mutate: build
 	@$(PY) scripts/mutate.py --json build/mutation.json

@@ -1,4 +1,4 @@
-"""What the benchmarks share: attention in fp64, medians, the machine's name.
+"""What the benchmarks share: attention in fp64, medians, tables, the machine's name.
 
 SPDX-License-Identifier: BSD-3-Clause
 """
@@ -62,6 +62,15 @@ def machine() -> dict[str, Any]:
         "torch": str(torch.__version__),
         "flash_attn_rocm": flash_attn_rocm.__version__,
     }
+
+
+def write_between(page: Path, script: str, text: str) -> None:
+    """Puts `text` between the markers of benchmarks/<script> in a page."""
+    begin = f"<!-- begin: benchmarks/{script} --write -->"
+    end = "<!-- end -->"
+    before, rest = page.read_text(encoding="utf-8").split(begin)
+    after = rest.split(end, 1)[1]
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
 
 
 def write_json(path: Path | None, figures: dict[str, Any]) -> None:

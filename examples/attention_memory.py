@@ -44,19 +44,31 @@ def peak_bytes(work: Callable[[], object], device: str) -> int:
 
 
 def attention_bytes(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, device: str
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    device: str,
+    heads_k: int | None = None,
+    backward: bool = True,
 ) -> int:
     """peak_bytes() of one causal self-attention over (B, H, S, D) and its backward.
 
-    Which attention, is up to the context: patched(), sdpa_kernel().
+    With heads_k, query heads share that many key heads (torch >= 2.5); without
+    `backward`, of a forward that one could follow. Which attention, is up to the
+    context: patched(), sdpa_kernel().
     """
-    q, k, v, dout = (torch.randn(shape, device=device).to(dtype) for _ in range(4))
+    shape_k = (shape[0], heads_k or shape[1], *shape[2:])
+    options = {} if heads_k is None else {"enable_gqa": True}
+    q, k, v, dout = (
+        torch.randn(size, device=device).to(dtype)
+        for size in (shape, shape_k, shape_k, shape)
+    )
     for tensor in (q, k, v):
         tensor.requires_grad_()
 
     def work() -> None:
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        torch.autograd.grad(out, (q, k, v), dout)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
+        if backward:
+            torch.autograd.grad(out, (q, k, v), dout)
 
     work()  # what only a first call allocates is not the call's
     return peak_bytes(work, device)
