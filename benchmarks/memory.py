@@ -78,7 +78,8 @@ def measure(
     """Peak bytes of a series at a length, in the context's attention."""
     heads_k = series.heads_k if series.heads_k != heads else None
     shape = (1, heads, length, HEAD_DIM)
-    return attention_bytes(shape, series.dtype, "cpu", heads_k, backward)
+    peak: int = attention_bytes(shape, series.dtype, "cpu", heads_k, backward)
+    return peak
 
 
 def fused_calls() -> int:

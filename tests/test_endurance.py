@@ -189,7 +189,8 @@ def test_each_head_has_the_variance_of_fp64(dtype, batch, heads, heads_k, causal
         fp64_attention(q, k, v, causal=causal)[0],
         *fp64_gradients(q, k, v, dout, causal=causal),
     )
-    allowed = {HALF: 2e-3, BF16: 2e-2, FLOAT: 1e-5, DOUBLE: 1e-10}[dtype]
+    allowed = {HALF: 1e-3, BF16: 4e-3, FLOAT: 2e-6, DOUBLE: 1e-14}[dtype]
+    # seen:         3.3e-4      1.4e-3        4.3e-7          8.9e-16
     for name, ours, reference in zip(("out", "dq", "dk", "dv"), got, exact):
         ratio = head_sizes(ours) / head_sizes(reference)
         assert (ratio - 1).abs().max() < allowed, name

@@ -280,6 +280,8 @@ BENCHMARKS = {
     "sim_speed": ("--rounds", 2),
     "overhead": ("--batches", 3, "--calls", 20),
     "accuracy": (),
+    "memory": ("--math", 2048),
+    "bounds": ("--length", 128),
 }
 
 
