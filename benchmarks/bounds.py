@@ -4,7 +4,8 @@ Nothing here was measured on a card: the figures are those of the simulator's pr
 (docs/profiler.md), with the error bar that it gives.  The results of each type and head
 dim are first compared with fp64 on a small problem.  Then a sample of workgroups of a
 grid that fills the card runs with inputs as in training: the backward gets the output
-and the log-sum-exp of the whole forward, by torch.
+and the log-sum-exp of the whole forward, by torch, and the main kernels what fa_prepare
+finds in all rows, since it decides which of them have something to do.
 
 Also: what it costs the forward to keep what rounding took from the output, and what
 launches cost whose workgroups find nothing to do (the exact kernels behind those that
@@ -24,16 +25,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import torch
-from common import ROOT, relative_error, write_between, write_json
+from common import ROOT, planned, relative_error, write_between, write_json
 from torch import Tensor
 from tqdm import tqdm
 
 import flash_attn_rocm
 import hipsim
-from flash_attn_rocm import _ops
+from flash_attn_rocm import _ops, _python_ops
 from flash_attn_rocm._autograd import absent
 
 PAGE = ROOT / "docs" / "performance.md"
@@ -49,9 +50,11 @@ LENGTH = 1024
 # run have the mean length of all when the mask is causal, and of the workgroups of
 # fa_prepare the usual part has work.
 HEADS, SAMPLE = 15, 8
+SMALLEST = 2.0**-12
 CONFLICT_GOAL = 0.15  # of all LDS cycles
 # N x N x D products of a pass; one does two flops per element.
 PRODUCTS = {"forward": 2, "backward_kv": 4, "backward_q": 3}
+EVERYTHING = _ops.WANT_DQ | _ops.WANT_DK | _ops.WANT_DV
 UNITS = ("VALU", "LDS", "TA", "L2", "HBM", "WAVE")
 MASKS = {False: "none", True: "causal"}
 
@@ -70,6 +73,8 @@ class Problem:
     ) -> None:
         generator = torch.Generator().manual_seed(dim + length)
         made = torch.randn(4, 1, heads, length, dim, generator=generator).to(dtype)
+        # One element in millions would send its head to bfloat16's exact kernels.
+        made[made.abs() < SMALLEST] = 0
         self.q, self.k, self.v, self.dout = made.unbind(0)
         self.causal = causal
         self.scale = dim**-0.5
@@ -84,18 +89,24 @@ class Problem:
         return (scores - lse.unsqueeze(-1)).exp() @ v, lse
 
     def _options(self) -> tuple[Any, ...]:
-        causal = _ops.CAUSAL_TOP_LEFT if self.causal else _ops.CAUSAL_NONE
-        return (*(absent,) * 6, self.scale, 0.0, 0.0, causal, -1, -1)
+        return (*(absent,) * 6, self.scale, 0.0, 0.0, self._mask(), -1, -1)
+
+    def _mask(self) -> int:
+        return _ops.CAUSAL_TOP_LEFT if self.causal else _ops.CAUSAL_NONE
+
+    def planned(self, wanted: int) -> list[str]:
+        return planned(self.q, self.k, self.v, self._mask(), wanted)
 
     def forward(self, needs_grad: bool = True) -> _ops.Three:
-        assert _ops.op is not None
-        return _ops.op(self.q, self.k, self.v, *self._options(), needs_grad)
+        """The op's kernel, in the form whose workspace can be kept."""
+        options = (*self._options(), needs_grad)
+        return _python_ops.forward(self.q, self.k, self.v, *options)
 
     def backward(self, out: Tensor, lse: Tensor, out_lo: Tensor) -> _ops.Three:
-        assert _ops.backward_op is not None
+        """Likewise."""
         inputs = (self.dout, absent, self.q, self.k, self.v, out, lse, out_lo)
-        wanted = _ops.WANT_DQ | _ops.WANT_DK | _ops.WANT_DV
-        return _ops.backward_op(*inputs, *self._options(), wanted, False)
+        options = (*self._options(), EVERYTHING, False)
+        return _python_ops.backward(*inputs, *options)
 
     def torch_forward(self) -> _ops.Three:
         """What forward() would return."""
@@ -137,19 +148,55 @@ def verify(dtype: torch.dtype, dim: int) -> None:
             raise SystemExit(f"{dtype}, D = {dim}: error of {name} is {error:.1e}")
 
 
-def launches(call: Any, *arguments: Any) -> tuple[list[Launch], list[Launch]]:
+@contextmanager
+def one_workspace() -> Iterator[None]:
+    """Calls inside the block share their workspace: the first one's contents stay."""
+    usual = _python_ops._workspace
+    kept: list[Tensor] = []
+
+    def workspace(*arguments: Any) -> Tensor:
+        if not kept:
+            kept.append(usual(*arguments))
+        return kept[0]
+
+    _python_ops._workspace = workspace  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        _python_ops._workspace = usual
+
+
+def only_first_launch(call: Callable[[], object]) -> None:
+    """The call up to its second launch, which fails."""
+    hipsim.set_fault("launch:nth=2")
+    try:
+        call()
+    except RuntimeError:
+        pass
+    finally:
+        fired = hipsim.faults_fired()["launch"]
+        hipsim.set_fault(None)
+    assert fired == 1, "the call has one launch"
+
+
+def launches(
+    call: Callable[[], object], plan: list[str]
+) -> tuple[list[Launch], list[Launch]]:
     """Of a call: the launches that do its work, and those of workgroups that mostly
     find nothing to do."""
     # Outputs of a sample are undefined in part, which the checks would report; and
     # what they add is no cost of a kernel.
-    with simulator(sample=SAMPLE, check=0), flash_attn_rocm.profile() as profile:
-        call(*arguments)
-        done = flash_attn_rocm.last_call()
-    assert done is not None
-    main = {*done.kernel.split("+")}
+    with one_workspace(), simulator(sample=0, check=0):
+        if len(plan) > 1:
+            only_first_launch(call)
+        hipsim.set_option("sample", SAMPLE)
+        with flash_attn_rocm.profile() as profile:
+            call()
+            done = flash_attn_rocm.last_call()
     made = profile.to_dict()["launches"]
-    if not main <= {launch["kernel"] for launch in made}:
-        raise SystemExit(f"expected launches of {done.kernel}, got {made}")
+    if done is None or [launch["kernel"] for launch in made] != plan:
+        raise SystemExit(f"expected launches of {plan}, got {done} and {made}")
+    main = {*done.kernel.split("+")}
     useful: list[Launch] = []
     idle: list[Launch] = []
     for launch in made:
@@ -184,7 +231,8 @@ def teraflops(products: int, problem: Problem, seconds: dict[str, float]) -> Any
     }
 
 
-def row(problem: Problem, launch: Launch) -> dict[str, Any]:
+def row(problem: Problem, launch: Launch, of: str) -> dict[str, Any]:
+    """The figures of a launch of the forward or the backward."""
     bounds = {bound["unit"]: bound["cycles"] for bound in launch["bounds"]}
     counters, estimate = launch["counters"], launch["estimate"]
     name = pass_of(launch)
@@ -193,6 +241,7 @@ def row(problem: Problem, launch: Launch) -> dict[str, Any]:
     return {
         "kernel": launch["kernel"],
         "pass": name,
+        "of": of,
         "dtype": _ops.dtype_name(problem.q.dtype),
         "head_dim": problem.q.size(3),
         "causal": problem.causal,
@@ -223,13 +272,16 @@ def backward_rate(problem: Problem, rows: list[dict[str, Any]]) -> dict[str, Any
     }
 
 
-def idle_rows(useful: list[Launch], idle: list[Launch]) -> list[dict[str, Any]]:
+def idle_rows(
+    useful: list[Launch], idle: list[Launch], causal: bool
+) -> list[dict[str, Any]]:
     """Each idle launch beside the one of the same pass that does the work."""
     working = {pass_of(launch): launch for launch in useful}
     return [
         {
             "kernel": launch["kernel"],
             "beside": working[pass_of(launch)]["kernel"],
+            "causal": causal,
             "instructions": instructions(launch)
             / instructions(working[pass_of(launch)]),
             "cycles": launch["estimate"]["cycles"]["middle"]
@@ -244,13 +296,17 @@ def measure(
 ) -> dict[str, Any]:
     """Every launch of a forward and of a backward."""
     problem = Problem(dtype, dim, length, causal, HEADS)
-    forward, idle_forward = launches(problem.forward)
-    backward, idle_backward = launches(problem.backward, *problem.torch_forward())
-    made = [row(problem, launch) for launch in backward]
+    made_by_torch = problem.torch_forward()
+    forward, idle_forward = launches(problem.forward, problem.planned(0))
+    backward, idle_backward = launches(
+        lambda: problem.backward(*made_by_torch), problem.planned(EVERYTHING)
+    )
+    made = [row(problem, launch, "backward") for launch in backward]
     return {
-        "rows": [row(problem, launch) for launch in forward] + made,
+        "rows": [row(problem, launch, "forward") for launch in forward] + made,
         "backward": backward_rate(problem, made),
-        "idle": idle_rows(forward, idle_forward) + idle_rows(backward, idle_backward),
+        "idle": idle_rows(forward, idle_forward, causal)
+        + idle_rows(backward, idle_backward, causal),
     }
 
 
@@ -258,9 +314,9 @@ def price_of_out_lo(dtype: torch.dtype, dim: int, length: int) -> dict[str, Any]
     """The forward that keeps what rounding took from the output, over one that does
     not."""
     problem = Problem(dtype, dim, length, False, HEADS)
-    ((kept,), _), ((dropped,), _) = (
-        launches(problem.forward, x) for x in (True, False)
-    )
+    plan = problem.planned(0)
+    ((kept,), _) = launches(lambda: problem.forward(True), plan)
+    ((dropped,), _) = launches(lambda: problem.forward(False), plan)
     low, high = dropped["estimate"]["cycles"], kept["estimate"]["cycles"]
     return {
         "kernel": kept["kernel"],
@@ -290,7 +346,11 @@ def kernel_table(rows: list[dict[str, Any]]) -> list[str]:
         if made["pass"] == "prepare":  # never asks for the mask
             if made["causal"]:
                 continue
-            cells = [f"`{made['kernel']}` {made['dtype']}, {made['head_dim']}", ""]
+            step = made["of"]
+            cells = [
+                f"`{made['kernel']}` of the {step}, {made['dtype']}, {made['head_dim']}"
+            ]
+            cells.append("")
         cells += [f"{made['bounds'][unit] / 1e3:.1f}" for unit in UNITS]
         cells += [span(cycles), span(made["tflops"]) if made["tflops"] else ""]
         cells += [f"{100 * made['conflict_share']:.1f} %"]
@@ -330,8 +390,9 @@ def report(figures: dict[str, Any], length: int) -> str:
         )
     for made in figures["idle"]:
         lines.append(
-            f"- `{made['kernel']}` with nothing to do, over `{made['beside']}`: cycles "
-            f"{made['cycles']:.4f}, wave instructions {made['instructions']:.4f}."
+            f"- `{made['kernel']}` with nothing to do, over `{made['beside']}`, mask "
+            f"{MASKS[made['causal']]}: cycles {made['cycles']:.4f}, wave instructions "
+            f"{made['instructions']:.4f}."
         )
     if not figures["idle"]:
         lines.append("- No call of this build launches kernels that may be idle.")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import flash_attn_rocm
+from flash_attn_rocm import _ops
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -28,6 +29,14 @@ def qkv(
     shape = (3, 1, heads, length, head_dim)
     q, k, v = torch.randn(shape, generator=generator).half().unbind(0)
     return q, k, v
+
+
+def planned(q: Tensor, k: Tensor, v: Tensor, causal: int, wanted: int) -> list[str]:
+    """Kernels that the forward (nothing wanted) or the backward launches, in order."""
+    sizes = [part for t in (q, k, v) for part in (tuple(t.shape), t.stride())]
+    code, scale = _ops.dtype_code(q.dtype), q.size(-1) ** -0.5
+    plan = _ops.ext.plan(code, 16, 16, 16, *sizes, scale, causal, wanted)
+    return [symbol for symbol, _grid in plan[3]]
 
 
 def attention_fp64(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:

@@ -6,8 +6,9 @@ remembers what a backward needs, and backward.  Before the timing the same call 
 verified on the simulator.  Two functions take turns in short batches; the ratio is the
 median over pairs of neighbouring batches.
 
-Last, bfloat16 beside float16, both fused: where bfloat16 goes through fp16, its calls
-have launches more (fa_prepare, and the exact kernels that find nothing to do).
+Then what more launches cost, of fused calls: a backward for dK and dV beside one for dQ
+too (a launch and an output more), and bfloat16 beside float16, where bfloat16 that goes
+through fp16 has launches more (fa_prepare, and exact kernels that find nothing to do).
 
 SPDX-License-Identifier: BSD-3-Clause
 """
@@ -21,7 +22,15 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 import torch
-from common import attention_fp64, machine, qkv, relative_error, summary, write_json
+from common import (
+    attention_fp64,
+    machine,
+    planned,
+    qkv,
+    relative_error,
+    summary,
+    write_json,
+)
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -84,15 +93,6 @@ def verify(inputs: Tensors) -> None:
         raise SystemExit(f"the calls do not run fused or are wrong: {call} {errors}")
 
 
-def launches(tensor: Tensor, wanted: int) -> int:
-    """Of the forward, or of the backward for what is wanted."""
-    sizes = (tuple(tensor.shape), tensor.stride()) * 3
-    code = _ops.dtype_code(tensor.dtype)
-    scale = tensor.size(-1) ** -0.5
-    plan = _ops.ext.plan(code, 16, 16, 16, *sizes, scale, _ops.CAUSAL_TOP_LEFT, wanted)
-    return len(plan[3])
-
-
 def pairs(stock: Any, plain: Tensors, half: Tensors, bfloat: Tensors) -> list[Pair]:
     """What is compared: stock and fused, then fp16 and bf16, both fused."""
     fused = F.scaled_dot_product_attention
@@ -103,13 +103,18 @@ def pairs(stock: Any, plain: Tensors, half: Tensors, bfloat: Tensors) -> list[Pa
     def backward(attend: Any, inputs: Tensors) -> Callable[[], Any]:
         return backward_of(attend(*inputs, is_causal=True), inputs)
 
+    def launches(inputs: Tensors, wanted: int) -> int:
+        q, k, v = inputs
+        return len(planned(q, k, v, _ops.CAUSAL_TOP_LEFT, wanted))
+
     def counts(wanted: int) -> str:
-        one, other = (launches(tensors[0], wanted) for tensors in (half, bfloat))
-        return f"{one} and {other} launches"
+        return f"{launches(half, wanted)} and {launches(bfloat, wanted)} launches"
 
     everything = _ops.WANT_DQ | _ops.WANT_DK | _ops.WANT_DV
+    keys = _ops.WANT_DK | _ops.WANT_DV
     beside_stock, beside_half = "stock, fused", "fused fp16, bf16"
-    backward_half = backward(fused, half)
+    out = fused(*half, is_causal=True)
+    backward_half = backward_of(out, half)
     return [
         Pair(beside_stock, "forward", forward(stock, plain), forward(fused, plain)),
         Pair(
@@ -119,6 +124,13 @@ def pairs(stock: Any, plain: Tensors, half: Tensors, bfloat: Tensors) -> list[Pa
             forward(fused, half),
         ),
         Pair(beside_stock, "backward", backward(stock, half), backward_half),
+        Pair(
+            "fused, and dQ",
+            f"backward, {launches(half, keys)} and "
+            f"{launches(half, everything)} launches",
+            backward_of(out, half[1:]),
+            backward_half,
+        ),
         Pair(
             beside_half,
             f"forward, {counts(0)}",

@@ -53,7 +53,7 @@ def test_keeping_the_exact_output_costs_the_forward_at_most_3_percent(bounds, di
 
 def test_sample_of_a_causal_grid_stands_for_the_whole(bounds):
     problem = bounds.Problem(torch.float16, 64, bounds.LENGTH, True, bounds.HEADS)
-    ((launch,), _) = bounds.launches(problem.forward)
+    ((launch,), _) = bounds.launches(problem.forward, problem.planned(0))
     with bounds.simulator(sample=0, check=0):
         problem.forward()
     counted = fa.last_call().counters["wave_instructions"]
@@ -70,8 +70,13 @@ def test_exact_kernels_behind_bfloat16_leave_at_once(bounds):
     assert bool(idle) == bool(fast)
     if not fast:
         pytest.skip("no row of variants.def takes bfloat16 through fp16")
+    assert [row["beside"].split("_bf16")[0] for row in idle] == [
+        "fa_fwd",
+        "fa_bwd_kv",
+        "fa_bwd_q",
+    ]
     for row in idle:
-        assert row["instructions"] < 0.02, row
+        assert row["instructions"] < 0.02, row  # seen: 0.016 at 512 rows
 
 
 def test_idle_launches_are_told_apart_by_pass(bounds):
@@ -86,7 +91,7 @@ def test_idle_launches_are_told_apart_by_pass(bounds):
 
     useful = [launch("fa_prepare", 1), launch("fa_fwd_f16_d64_plain", 1000)]
     idle = [launch("fa_fwd_f32_d64_plain", 5)]
-    (row,) = bounds.idle_rows(useful, idle)
+    (row,) = bounds.idle_rows(useful, idle, False)
     assert row["beside"] == "fa_fwd_f16_d64_plain"
     assert row["instructions"] == row["cycles"] == 0.005
 
