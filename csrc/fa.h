@@ -102,7 +102,7 @@ typedef struct fa_problem {
     fa_tensor k;   /* (B, Hk, Sk, D) */
     fa_tensor v;   /* (B, Hk, Sk, Dv) */
     fa_tensor out; /* (B, H, Sq, Dv); data may be NULL until the launch */
-    void *out_lo;  /* what rounding took from out, laid out like it; NULL */
+    void *out_lo;  /* what rounding took, see fa_residue_of; NULL: not wanted */
     void *lse;     /* (B, H, Sq) contiguous; NULL until the launch */
     double scale;
     int causal;       /* FA_CAUSAL_NONE, _TOP_LEFT, _BOTTOM_RIGHT */
@@ -181,6 +181,12 @@ typedef struct fa_plan {
     uint32_t tensors; /* FA_SET_* that the call has */
     fa_narrow narrow[FA_TENSORS];
 } fa_plan;
+
+/* What an exact backward needs beside rounded results, as the forward leaves
+ * it in p->out_lo: of 16-bit types what rounding took from out, laid out like
+ * it; of float what it took from lse, (B, H, Sq, 1) contiguous.  There is
+ * none of double: data becomes NULL. */
+void fa_residue_of(const fa_problem *p, fa_tensor *residue);
 
 /* Sets sizes, type and strides of *out to those of torch.empty_like(like),
  * but with `head_dim` as the last size: like's own strides where it is dense

@@ -124,8 +124,12 @@ def outputs(q: Tensor, v: Tensor, needs_grad: bool) -> Three:
         out = torch.empty_like(form, device=q.device)
     sizes_lse = (q.size(0), q.size(1), q.size(2))
     lse = q.new_empty(sizes_lse, dtype=lse_dtype(q.dtype))
-    wanted = needs_grad and q.dtype in HALVES
-    out_lo = torch.empty_like(out) if wanted else q.new_empty((0,))
+    # What rounding took from one of them, see csrc/fa.h.
+    out_lo = q.new_empty((0,))
+    if needs_grad and q.dtype in HALVES:
+        out_lo = torch.empty_like(out)
+    elif needs_grad and q.dtype is torch.float32:
+        out_lo = torch.empty_like(lse)
     return out, lse, out_lo
 
 

@@ -152,23 +152,29 @@ def _check_form(
             )
 
 
-def _check_out_lo(out_lo: Tensor, out: Tensor) -> None:
-    """out_lo has out's form."""
-    if out_lo.dtype is not out.dtype:
+def _check_out_lo(out_lo: Tensor, out: Tensor, lse: Tensor) -> None:
+    """out_lo has the form of out, with float32 that of lse."""
+    if out.dtype is torch.float64:
         raise RuntimeError(
-            f"out_lo: expected dtype {dtype_name(out.dtype)} (as out), got "
+            "out_lo: expected a tensor without elements for float64, got one with "
+            "elements"
+        )
+    whose, like = ("lse", lse) if out.dtype is torch.float32 else ("out", out)
+    if out_lo.dtype is not like.dtype:
+        raise RuntimeError(
+            f"out_lo: expected dtype {dtype_name(like.dtype)} (as {whose}), got "
             f"{dtype_name(out_lo.dtype)}"
         )
-    for axis, size in enumerate(out.shape):
-        if out_lo.dim() != out.dim() or out_lo.size(axis) != size:
+    for axis, size in enumerate(like.shape):
+        if out_lo.dim() != like.dim() or out_lo.size(axis) != size:
             got = out_lo.size(axis) if axis < out_lo.dim() else "none"
             raise RuntimeError(
-                f"out_lo: expected the sizes of out, got {got} in dimension {axis}"
+                f"out_lo: expected the sizes of {whose}, got {got} in dimension {axis}"
             )
-        if size > 1 and out_lo.stride(axis) != out.stride(axis):
+        if size > 1 and out_lo.stride(axis) != like.stride(axis):
             raise RuntimeError(
-                f"out_lo: expected the strides of out, got {out_lo.stride(axis)} in "
-                f"dimension {axis}"
+                f"out_lo: expected the strides of {whose}, got "
+                f"{out_lo.stride(axis)} in dimension {axis}"
             )
 
 
@@ -185,7 +191,7 @@ def _check_results(
     rows = tuple(q.shape[:3])
     sizes = (*rows, v.size(3))
     if out_lo.numel():
-        _check_out_lo(out_lo, out)
+        _check_out_lo(out_lo, out, lse)
     _check_form("dout", dout, sizes, q.dtype, q, " (as q)")
     _check_form("out", out, sizes, q.dtype, q, " (as q)")
     _check_form("lse", lse, rows, _ops.lse_dtype(q.dtype), q)

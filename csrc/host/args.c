@@ -124,12 +124,16 @@ static void add_tensors(fa_call *call, const fa_problem *p,
             args->wide |= 1U << i;
         }
         add_access(call, list[i], access);
-        if (1 << i == FA_SET_OUT) {
-            fa_tensor out_lo = p->out;
-            out_lo.data = args->out_lo = p->out_lo;
-            add_extra(call, &out_lo, access);
-        }
     }
+}
+
+/* What the forward leaves beside out and lse. */
+static void add_residue(fa_call *call, const fa_problem *p, uint32_t access)
+{
+    fa_tensor residue;
+    fa_residue_of(p, &residue);
+    call->args.out_lo = residue.data;
+    add_extra(call, &residue, access);
 }
 
 /* -- passes ---------------------------------------------------------------- */
@@ -139,6 +143,7 @@ static void fill_forward(fa_call *call, const fa_problem *p)
     add_tensors(call, p, NULL, FA_SET_Q | FA_SET_K | FA_SET_V, FA_SET_OUT);
     call->args.lse = p->lse;
     add_sums(call, p, p->lse, FA_WRITE);
+    add_residue(call, p, FA_WRITE);
 }
 
 static void fill_prepare(fa_call *call, const fa_problem *p,
@@ -159,6 +164,9 @@ static void fill_prepare(fa_call *call, const fa_problem *p,
         }
         call->args.delta = delta;
         add_sums(call, p, delta, FA_WRITE);
+        if (p->q.dtype != FA_F32) { /* there it is part of lse */
+            add_residue(call, p, FA_READ);
+        }
     }
 }
 
@@ -171,6 +179,9 @@ static void fill_backward(fa_call *call, const fa_problem *p,
     call->args.delta = delta;
     add_sums(call, p, p->lse, FA_READ);
     add_sums(call, p, delta, FA_READ);
+    if (p->q.dtype == FA_F32) {
+        add_residue(call, p, FA_READ);
+    }
 }
 
 static fa_dtype gradient_dtype(const fa_problem *p, const fa_gradients *g)

@@ -120,11 +120,11 @@ static fa_status fill_forward(const fa_driver *driver, const fa_target *target,
     const uint64_t minus_infinity =
         is_double ? UINT64_C(0xfff0000000000000) : 0xff800000;
     const int64_t rows = p->q.size[0] * p->q.size[1] * p->q.size[2];
-    fa_tensor out_lo = p->out;
-    out_lo.data = p->out_lo;
+    fa_tensor residue;
+    fa_residue_of(p, &residue);
     fa_status status = fill_tensor(driver, target, "out", &p->out, error);
-    if (status == FA_OK && out_lo.data != NULL) {
-        status = fill_tensor(driver, target, "out_lo", &out_lo, error);
+    if (status == FA_OK && residue.data != NULL) {
+        status = fill_tensor(driver, target, "out_lo", &residue, error);
     }
     return status == FA_OK
                ? driver->fill(driver, p->lse, minus_infinity, is_double ? 8 : 4,

@@ -109,3 +109,18 @@ void fa_tensor_like(const fa_tensor *like, int64_t head_dim, fa_tensor *out)
         lay_out_like(like, 1, out);
     }
 }
+
+void fa_residue_of(const fa_problem *p, fa_tensor *residue)
+{
+    *residue = p->out;
+    residue->data = p->q.dtype == FA_F64 ? NULL : p->out_lo;
+    if (p->q.dtype == FA_F32) {
+        const int64_t *q = p->q.size;
+        *residue = (fa_tensor){
+            .data = p->out_lo,
+            .dtype = FA_F32,
+            .size = {q[0], q[1], q[2], 1},
+            .stride = {q[1] * q[2], q[2], 1, 1},
+        };
+    }
+}

@@ -52,7 +52,7 @@ fa_narrow fa_why_narrow(const fa_problem *p, const fa_tensor *t, int i)
         return why;
     }
     if (!is_aligned(t->data) ||
-        (1 << i == FA_SET_OUT && !is_aligned(p->out_lo))) {
+        (1 << i == FA_SET_OUT && bytes == 2 && !is_aligned(p->out_lo))) {
         why.cause = FA_CAUSE_BASE;
         return why;
     }

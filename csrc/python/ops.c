@@ -58,7 +58,10 @@ static fa_status allocate_outputs(fa_problem *p, bool needs_grad,
         status = fa_torch_new_rows("lse", on, p->q.size, sums_dtype(p->q.dtype),
                                    &results[FWD_LSE], &p->lse, error);
     }
-    if (status == FA_OK && needs_grad && is_short(p->q.dtype)) {
+    if (status == FA_OK && needs_grad && p->q.dtype == FA_F32) {
+        status = fa_torch_new_rows("out_lo", on, p->q.size, FA_F32,
+                                   &results[FWD_OUT_LO], &p->out_lo, error);
+    } else if (status == FA_OK && needs_grad && is_short(p->q.dtype)) {
         status = fa_torch_new_like("out_lo", on, &out_lo, &results[FWD_OUT_LO],
                                    error);
         p->out_lo = out_lo.data;
@@ -176,41 +179,51 @@ static fa_status parse_lse(fa_torch_tensor from, fa_problem *p,
     return FA_OK;
 }
 
-/* What rounding took from out, laid out like it; without elements none. */
+/* What rounding took, laid out as fa_residue_of says; without elements none. */
 static fa_status parse_out_lo(fa_torch_tensor from, fa_problem *p,
                               const fa_torch_device *on, fa_error *error)
 {
     fa_torch_device other;
     fa_tensor out_lo;
+    fa_tensor expected;
+    const char *const whose = p->q.dtype == FA_F32 ? "lse" : "out";
     bool absent = false;
     fa_status status = fa_torch_is_absent("out_lo", from, &absent, error);
     p->out_lo = NULL;
     if (status != FA_OK || absent) {
         return status;
     }
-    if ((status = fa_torch_parse_tensor("out_lo", from, &out_lo, &other,
-                                        error)) != FA_OK ||
+    fa_residue_of(p, &expected);
+    if ((status = (p->q.dtype == FA_F32 ? fa_torch_parse_rows
+                                        : fa_torch_parse_tensor)(
+             "out_lo", from, &out_lo, &other, error)) != FA_OK ||
         (status = fa_torch_check_device("out_lo", on, &other, error)) !=
             FA_OK) {
         return status;
     }
-    if (out_lo.dtype != p->out.dtype) {
-        return fa_fail(
-            error, FA_EINVAL, "out_lo: expected dtype %s (as out), got %s",
-            fa_dtype_name(p->out.dtype), fa_dtype_name(out_lo.dtype));
+    if (p->q.dtype == FA_F64) {
+        return fa_fail(error, FA_EINVAL,
+                       "out_lo: expected a tensor without elements for "
+                       "float64, got one with elements");
+    }
+    if (out_lo.dtype != expected.dtype) {
+        return fa_fail(error, FA_EINVAL,
+                       "out_lo: expected dtype %s (as %s), got %s",
+                       fa_dtype_name(expected.dtype), whose,
+                       fa_dtype_name(out_lo.dtype));
     }
     for (int d = 0; d < 4; d++) {
-        if (out_lo.size[d] != p->out.size[d]) {
+        if (out_lo.size[d] != expected.size[d]) {
             return fa_fail(error, FA_EINVAL,
-                           "out_lo: expected the sizes of out, got %lld in "
+                           "out_lo: expected the sizes of %s, got %lld in "
                            "dimension %d",
-                           (long long)out_lo.size[d], d);
+                           whose, (long long)out_lo.size[d], d);
         }
-        if (out_lo.size[d] != 1 && out_lo.stride[d] != p->out.stride[d]) {
+        if (out_lo.size[d] != 1 && out_lo.stride[d] != expected.stride[d]) {
             return fa_fail(error, FA_EINVAL,
-                           "out_lo: expected the strides of out, got %lld in "
+                           "out_lo: expected the strides of %s, got %lld in "
                            "dimension %d",
-                           (long long)out_lo.stride[d], d);
+                           whose, (long long)out_lo.stride[d], d);
         }
     }
     p->out_lo = out_lo.data;

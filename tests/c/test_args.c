@@ -231,6 +231,22 @@ static void preparing_reads_its_tensors_and_writes_arrays(test_run *run)
     CHECK(run, f.call.access_count == 3 + 3);
 }
 
+static void what_rounding_took_from_lse_goes_to_the_passes(test_run *run)
+{
+    fixture f;
+    set_up(&f, FA_F32, ALL);
+    plan_forward(run, &f);
+    fill(&f, 0);
+    CHECK(run, access_to(&f.call, f.p.out_lo) == FA_WRITE);
+    plan_backward(run, &f);
+    for (int step = 0; step < 3; step++) { /* prepare, kv, q */
+        const fa_args *args = fill(&f, step);
+        CHECK(run, args->out_lo == (step == 0 ? NULL : f.p.out_lo));
+        CHECK(run, access_to(&f.call, f.p.out_lo) ==
+                       (step == 0 ? 0U : (uint32_t)FA_READ));
+    }
+}
+
 static void preparing_float32_makes_delta_alone(test_run *run)
 {
     static const fa_dtype types[] = {FA_F32, FA_F64};
@@ -333,6 +349,7 @@ static void passes_of_a_float16_backward_read_norms_of_v_and_dout(test_run *run)
     check_arrays(run, &f, FA_READ, FA_SET_V | FA_SET_DOUT, 0);
 }
 
+/* LSE, delta and, of float, what rounding took from LSE. */
 static void gradients_that_are_not_wanted_have_no_address(test_run *run)
 {
     const uint32_t inputs = FA_SET_Q | FA_SET_K | FA_SET_V | FA_SET_DOUT;
@@ -340,11 +357,11 @@ static void gradients_that_are_not_wanted_have_no_address(test_run *run)
     set_up(&f, FA_F32, FA_WANT_DV);
     plan_backward(run, &f);
     fill(&f, 1);
-    check_tensors(run, &f, inputs, FA_SET_DV, 2);
+    check_tensors(run, &f, inputs, FA_SET_DV, 3);
     set_up(&f, FA_F32, FA_WANT_DK);
     plan_backward(run, &f);
     fill(&f, 1);
-    check_tensors(run, &f, inputs, FA_SET_DK, 2);
+    check_tensors(run, &f, inputs, FA_SET_DK, 3);
 }
 
 /* What the simulator is told of arrays: their whole extent, no more. */
@@ -385,6 +402,7 @@ void test_args(test_run *run)
     RUN(run, strides_of_dimensions_of_size_one_become_zero);
     RUN(run, wideness_is_asked_of_the_memory_at_the_launch);
     RUN(run, preparing_reads_its_tensors_and_writes_arrays);
+    RUN(run, what_rounding_took_from_lse_goes_to_the_passes);
     RUN(run, preparing_float32_makes_delta_alone);
     RUN(run, steps_of_a_bfloat16_forward_share_arrays);
     RUN(run, steps_of_a_bfloat16_backward_share_arrays);

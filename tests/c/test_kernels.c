@@ -270,7 +270,6 @@ static void check_forward(test_run *run, const shape *s)
 /* Forward and backward, gradients in q's type. */
 static void check_backward(test_run *run, const shape *s)
 {
-    const bool is_short = s->dtype == FA_F16 || s->dtype == FA_BF16;
     fixture f;
     fa_plan plan;
     fa_counts counts = {0};
@@ -278,7 +277,10 @@ static void check_backward(test_run *run, const shape *s)
     set_up(run, &f, s);
     const fa_tensor lse = rows_tensor(&f);
     f.g.wanted = FA_WANT_DQ | FA_WANT_DK | FA_WANT_DV;
-    f.p.out_lo = is_short ? make_memory(&f, extent_bytes(&f.p.out)) : NULL;
+    fa_tensor residue;
+    fa_residue_of(&f.p, &residue);
+    f.p.out_lo = s->dtype == FA_F64 ? NULL
+                                    : make_memory(&f, extent_bytes(&residue));
     lay_out(&f, &f.g.dout, s, s->heads, s->seqlen_q, s->dim_v);
     lay_out(&f, &f.g.dq, s, s->heads, s->seqlen_q, s->dim);
     lay_out(&f, &f.g.dk, s, s->key_heads, s->seqlen_k, s->dim);

@@ -108,7 +108,10 @@ def forward(device_type, device_index, stream, arch, code, *rest):
     exact = p @ v.double().repeat_interleave(q.size(1) // k.size(1), 1)
     lse.copy_(exact_lse)
     out.copy_(exact)
-    if out_lo_at:
+    if out_lo_at and code == 2:
+        stride = torch.empty(rows, device="meta").stride()
+        tensor_at(out_lo_at, lse_dtype, rows, stride).copy_(exact_lse - lse.double())
+    elif out_lo_at:
         tensor_at(out_lo_at, dtype, out_size, out_stride).copy_(exact - out.double())
     _record(symbols(code, max(q.size(3), v.size(3)), 0))
 
@@ -140,7 +143,7 @@ def backward(device_type, device_index, stream, arch, code, fp32, wanted, *rest)
                 result.zero_()
         return
     out = tensor_at(out_at, dtype, out_size, out_stride).double()
-    if out_lo_at:
+    if out_lo_at and code < 2:
         out = out + tensor_at(out_lo_at, dtype, out_size, out_stride)
     dout = tensor_at(dout_at, dtype, out_size, dout_stride).double()
     lse = tensor_at(lse_at, lse_dtype, rows, torch.empty(rows, device="meta").stride())
