@@ -172,26 +172,6 @@ def lse_ratio(lse, q, k, v, scale=None, causal=NONE):
     return max(error[~empty].nan_to_num(math.inf).tolist(), default=0.0)
 
 
-def guarded(shape, dtype, order=None, device="cpu"):
-    """A tensor inside a larger buffer of canaries.
-
-    Returns (tensor, check): check() fails if anything around the tensor was
-    written. `order` lists the dimensions from the slowest to the fastest.
-    """
-    order = order or range(len(shape))
-    count = math.prod(shape)
-    buffer = torch.full((count + 2 * GUARD,), CANARY, dtype=dtype, device=device)
-    inner = buffer[GUARD : GUARD + count].view([shape[d] for d in order])
-    back = sorted(range(len(shape)), key=lambda i: list(order)[i])
-    before = buffer.clone()
-
-    def check():
-        assert torch.equal(buffer[:GUARD], before[:GUARD]), "written below"
-        assert torch.equal(buffer[GUARD + count :], before[:GUARD]), "written above"
-
-    return inner.permute(back), check
-
-
 def entry_arguments(q, wanted, k, v):
     """(device arguments of a C entry, workspace) for these tensors."""
     on_gpu = q.is_cuda
