@@ -50,7 +50,8 @@ def symbols(dtype, head_dim, wanted):
     passes = ["fwd"] if not wanted else []
     passes += ["bwd_kv"] if wanted & 6 else []
     passes += ["bwd_q"] if wanted & 1 else []
-    return [f"fa_{name}_{SHORT[dtype]}_d{bucket}_plain" for name in passes]
+    exact = "_exact" if dtype == 1 and _settings.get("bf16") == "strict" else ""
+    return [f"fa_{name}_{SHORT[dtype]}{exact}_d{bucket}_plain" for name in passes]
 
 
 def scores_of(q, k, scale, causal):
