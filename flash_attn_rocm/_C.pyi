@@ -9,13 +9,21 @@ class Error(ValueError): ...
 
 _Four = tuple[int, ...]
 
+_Plan = tuple[
+    str, tuple[int, int, int], str, tuple[tuple[str, tuple[int, int, int]], ...], int
+]
+
 def configure(
     code_dir: str,
     sim_library: str,
     mode: str,
     sim_arch: Callable[[], str | None],
+    bf16: str = "auto",
 ) -> None: ...
 def register_ops() -> bool: ...
+def workspace(
+    dtype: int, q_size: _Four, k_size: _Four, v_size: _Four, wanted: int
+) -> int: ...
 def forward(
     device_type: int,
     device_index: int,
@@ -27,6 +35,9 @@ def forward(
     v_ptr: int,
     out_ptr: int,
     lse_ptr: int,
+    out_lo_ptr: int,
+    workspace_ptr: int,
+    workspace_bytes: int,
     q_size: _Four,
     q_stride: _Four,
     k_size: _Four,
@@ -37,7 +48,45 @@ def forward(
     scale: float,
     causal: int,
 ) -> None: ...
-def load(device_type: int, device_index: int, arch: str | None) -> None: ...
+def backward(
+    device_type: int,
+    device_index: int,
+    stream: int,
+    arch: str | None,
+    dtype: int,
+    grads_fp32: bool,
+    wanted: int,
+    q_ptr: int,
+    k_ptr: int,
+    v_ptr: int,
+    out_ptr: int,
+    lse_ptr: int,
+    out_lo_ptr: int,
+    dout_ptr: int,
+    dlse_ptr: int,
+    dq_ptr: int,
+    dk_ptr: int,
+    dv_ptr: int,
+    workspace_ptr: int,
+    workspace_bytes: int,
+    q_size: _Four,
+    q_stride: _Four,
+    k_size: _Four,
+    k_stride: _Four,
+    v_size: _Four,
+    v_stride: _Four,
+    out_stride: _Four,
+    dout_stride: _Four,
+    dlse_stride: _Four,
+    dq_stride: _Four,
+    dk_stride: _Four,
+    dv_stride: _Four,
+    scale: float,
+    causal: int,
+) -> None: ...
+def load(
+    device_type: int, device_index: int, arch: str | None, dtype: int | None = None
+) -> None: ...
 def plan(
     dtype: int,
     q_align: int,
@@ -51,7 +100,9 @@ def plan(
     v_stride: _Four,
     scale: float,
     causal: int,
-) -> tuple[str, tuple[int, int, int], str]: ...
+    wanted: int = 0,
+    grads_fp32: bool = False,
+) -> _Plan: ...
 def last_call() -> tuple[str, str, str, str, int, int] | None: ...
 def record_fallback(reason: str) -> None: ...
 def counters() -> dict[str, Any]: ...

@@ -45,7 +45,7 @@ def _check_supported(
 
 def _clamp(number: int) -> int:
     """As in C: beyond an int it must not turn into something legal."""
-    return max(-_INT_MAX - 1, min(number, _INT_MAX))
+    return max(-_INT_MAX, min(number, _INT_MAX))
 
 
 def _launch(entry: Callable[..., None], q: Tensor, *rest: Any) -> None:

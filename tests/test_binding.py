@@ -204,7 +204,6 @@ REFUSED = [
     (dict(dropout_p=float("nan")), f"dropout_p: {NO} 0.0, got nan"),
     (dict(window_left=128), f"window_left: {NO} -1 (open), got 128"),
     (dict(window_right=0), f"window_right: {NO} -1 (open), got 0"),
-    (dict(needs_grad=True), "needs_grad: the backward is not available yet"),
     (dict(scale=float("inf")), "scale: expected a finite number below 2^127, got inf"),
     (dict(scale=float("nan")), "scale: expected a finite number below 2^127, got "),
     (dict(causal=3), "causal: expected 0 (none), 1 (top-left) or 2 (bottom-right)"),
@@ -213,15 +212,14 @@ REFUSED = [
     (dict(q=Q[0]), "q: expected 4 dimensions (batch, heads, seqlen, head dim), got 3"),
     (dict(k=K[None]), "k: expected 4 dimensions"),
     (dict(v=EMPTY.half()), "v: expected 4 dimensions"),
-    (dict(q=Q.float()), "q: not supported yet, expected dtype float16, got float32"),
-    (dict(q=Q.bfloat16()), "expected dtype float16, got bfloat16"),
+    (dict(q=Q.float()), "k: expected dtype float32 (as q), got float16"),
     (dict(k=K.float()), "k: expected dtype float16 (as q), got float32"),
     (dict(v=V.double()), "v: expected dtype float16 (as q), got float64"),
-    (dict(q=Q.int()), "q: expected dtype float16, got torch"),
+    (dict(q=Q.int()), "q: expected dtype float16, bfloat16, float32 or float64, got "),
     (dict(k=K[:1]), "k: expected size 2 in dimension 0 (batch, as in q), got 1"),
     (dict(v=V[..., :5, :]), "v: expected size 6 in dimension 2 (row, as in k), got 5"),
     (dict(k=K[..., :8]), "k: expected size 16 in dimension 3 (head dim, as in q)"),
-    (dict(v=V[..., ::2]), "v: expected a contiguous last dimension, got stride 2"),
+    (dict(v=V[..., :0]), "v: expected a head dim of 1..256, got 0"),
     (dict(q=Q[:, :3]), "k: expected a number of heads that divides the 3 of q, got 2"),
     (dict(q=None), "q: expected a strided tensor, got something else"),
 ]
@@ -243,8 +241,8 @@ def test_arguments_are_refused_by_name(null, changed, message):
 
 def test_none_is_as_good_as_an_empty_tensor(null):
     fwd(Q, K, V, bias=None, mask=None)
-    assert C.last_call()[:2] == ("null", "fa_fwd_f16_d64_plain")
-    assert C.counters()["fused"] == {"fa_fwd_f16_d64_plain": 1}
+    assert C.last_call()[:2] == ("null", "fa_fwd_f16_d32_plain")
+    assert C.counters()["fused"] == {"fa_fwd_f16_d32_plain": 1}
 
 
 def test_cpu_tensors_need_someone_who_asks_for_the_simulator(restore):
@@ -292,27 +290,31 @@ def test_a_missing_simulator_is_named(configure):
 @pytest.mark.skipif(not os.path.exists(simulator_path()), reason="no libhipsim.so")
 def test_missing_and_corrupt_code_objects_are_named(configure, tmp_path):
     configure(str(tmp_path), simulator_path(), "sim", lambda: "gfx906")
-    path = tmp_path / "fa_gfx906.co"
+    path = tmp_path / "fa_gfx906_f16.co"
     with pytest.raises(RuntimeError) as caught:
         fwd(Q, K, V)
     assert f"{path}: expected a code object for gfx906" in str(caught.value)
     assert "FA_ARCHS=gfx906" in str(caught.value)
     path.write_bytes(b"not an object")
-    with pytest.raises(RuntimeError, match=r"fa_gfx906\.co: .* the file is corrupt"):
+    with pytest.raises(
+        RuntimeError, match=r"fa_gfx906_f16\.co: .* the file is corrupt"
+    ):
         fwd(Q, K, V)
     path.write_bytes(b"\x7fELF\x02\x01\x01" + bytes(11) + b"\xe0\x00" + bytes(44))
-    with pytest.raises(RuntimeError, match=r"fa_gfx906\.co: not a usable code object"):
+    with pytest.raises(
+        RuntimeError, match=r"fa_gfx906_f16\.co: not a usable code object"
+    ):
         fwd(Q, K, V)
 
 
 @needs_simulator
 def test_cut_and_foreign_code_objects_are_refused(configure, tmp_path):
-    good = Path(config.code_dir, "fa_gfx906.co").read_bytes()
+    good = Path(config.code_dir, "fa_gfx906_f16.co").read_bytes()
     configure(str(tmp_path), simulator_path(), "sim", lambda: "gfx906")
-    path = tmp_path / "fa_gfx906.co"
+    path = tmp_path / "fa_gfx906_f16.co"
     for size in (len(good) // 2, len(good) - 1, 100, 64):
         path.write_bytes(good[:size])
-        with pytest.raises(RuntimeError, match=r"fa_gfx906\.co: "):
+        with pytest.raises(RuntimeError, match=r"fa_gfx906_f16\.co: "):
             fwd(Q, K, V)
     # The architecture is the low byte of e_flags: 0x2f is gfx906, 0x30 gfx908.
     assert good[48] == 0x2F
@@ -336,17 +338,30 @@ sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *sys.argv[1:]]))
 # -- plan and forward ---------------------------------------------------------
 
 
-def plan(q, k, v, dtype=0, align=(16, 16, 16), scale=1.0, causal=0):
+def plan(q, k, v, dtype=0, align=(16, 16, 16), scale=1.0, causal=0, **rest):
     shapes = (x for t in (q, k, v) for x in (tuple(t.shape), t.stride()))
-    return C.plan(dtype, *align, *shapes, scale, causal)
+    return C.plan(dtype, *align, *shapes, scale, causal, *rest.values())
 
 
-def test_plan_names_kernel_grid_and_reason():
+def test_plan_names_kernel_grid_reason_and_steps():
     q, k, v = tensors(seqlen_q=300, dim=64)
-    expected = ("fa_fwd_f16_d64_plain", (3, 4, 2), "wide: every load is 16 bytes")
-    assert plan(q, k, v) == expected
+    kernel, grid, why, steps, workspace = plan(q, k, v)
+    assert (kernel, grid) == ("fa_fwd_f16_d64_plain", (3, 4, 2))
+    assert why == "wide: every load is 16 bytes"
+    assert steps == ((kernel, grid),) and workspace == 0
     empty = plan(*tensors(seqlen_k=0))
-    assert empty == ("", (0, 0, 0), "empty: no keys, so out is 0 and lse -inf")
+    assert empty[:3] == ("", (0, 0, 0), "empty: no keys, so out is 0 and lse -inf")
+    assert empty[3:] == ((), 0)
+
+
+def test_plan_of_a_backward_names_the_kernels_of_what_is_wanted():
+    q, k, v = tensors(seqlen_q=300, dim=64)
+    both = ["fa_bwd_kv_f16_d64_plain", "fa_bwd_q_f16_d64_plain"]
+    for wanted, kernels in ((7, both), (6, both[:1]), (2, both[:1]), (1, both[1:])):
+        kernel, _, _, steps, workspace = plan(q, k, v, wanted=wanted)
+        assert kernel.split("+") == kernels and workspace > 0
+        assert [name for name, _ in steps] == ["fa_prepare", *kernels]
+        assert workspace == C.workspace(0, *(tuple(t.shape) for t in (q, k, v)), wanted)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
@@ -354,11 +369,11 @@ def test_plan_and_explain_blame_the_tensor_that_is_misaligned(name):
     given = dict(zip("qkv", tensors(key_heads=4, seqlen_q=300, dim=64)))
     align = [2 if key == name else 16 for key in given]
     expected = (
-        "fa_fwd_f16_d64_plain_narrow",
+        "fa_fwd_f16_d64_plain",
         (3, 4, 2),
         f"narrow: {name} base is not 16-byte aligned",
     )
-    assert plan(*given.values(), align=align) == expected
+    assert plan(*given.values(), align=align)[:3] == expected
     moved = torch.empty(given[name].numel() + 1, dtype=torch.float16)[1:]
     given[name] = moved.view_as(given[name])
     with simulate("gfx906"):
@@ -369,9 +384,9 @@ def test_plan_and_explain_blame_the_tensor_that_is_misaligned(name):
 def test_plan_refuses_with_its_own_error():
     assert issubclass(C.Error, ValueError)
     with pytest.raises(C.Error, match="head dim"):
-        plan(*tensors(dim=129))
-    with pytest.raises(C.Error, match="expected dtype float16, got bfloat16"):
-        plan(Q, K, V, dtype=1)
+        plan(*tensors(dim=257))
+    with pytest.raises(C.Error, match=r"wanted: expected .*, got 8"):
+        plan(Q, K, V, wanted=8)
     with pytest.raises(C.Error, match="batch"):
         C.plan(0, 16, 16, 16, *([(-1, 2, 3, 4), (1, 1, 1, 1)] * 3), 1.0, 0)
     with pytest.raises(C.Error, match="2\\^59"):
@@ -409,13 +424,14 @@ def raw_forward(q, k, v, out, lse, arch, scale=0.25, causal=0, device_type=0):
     pointers = [t.data_ptr() for t in (q, k, v, out, lse)]
     shapes = [x for t in (q, k, v) for x in (tuple(t.shape), t.stride())]
     numbers = (out.stride(), scale, causal)
-    C.forward(device_type, 0, 0, arch, 0, *pointers, *shapes, *numbers)
+    # No out_lo and no workspace, which float16 needs for neither.
+    C.forward(device_type, 0, 0, arch, 0, *pointers, 0, 0, 0, *shapes, *numbers)
 
 
 def test_forward_checks_like_the_op(null):
     out, lse = torch.empty_like(Q), torch.empty(2, 4, 8)
     raw_forward(Q, K, V, out, lse, None)
-    assert C.last_call()[:2] == ("null", "fa_fwd_f16_d64_plain")
+    assert C.last_call()[:2] == ("null", "fa_fwd_f16_d32_plain")
     with pytest.raises(RuntimeError, match="k: expected size 2 in dimension 0"):
         raw_forward(Q, K[:1], V, out, lse, None)
     with pytest.raises(
@@ -431,8 +447,9 @@ def test_load_finds_what_a_launch_would_and_launches_nothing(restore, tmp_path):
     before = C.counters()
     C.load(0, 0, "gfx906")
     C.configure(str(tmp_path), simulator_path(), "auto", lambda: "gfx906")
-    with pytest.raises(RuntimeError, match=r"fa_gfx906\.co"):
-        C.load(0, 0, "gfx906")
+    for dtype, unit in ((0, "f16"), (2, "f32"), (3, "f64")):
+        with pytest.raises(RuntimeError, match=rf"fa_gfx906_{unit}\.co"):
+            C.load(0, 0, "gfx906", dtype)
     with pytest.raises(RuntimeError, match="arch: expected a name"):
         C.load(0, 0, None)
     assert C.counters() == before
@@ -532,7 +549,7 @@ def test_records_belong_to_their_thread(null):
     thread.start()
     thread.join()
     assert seen[0] is None
-    symbol = "fa_fwd_f16_d64_plain"
+    symbol = "fa_fwd_f16_d32_plain"
     why = "wide: every load is 16 bytes"
     assert seen[1] == ("null", symbol, why, "cpu", 0, 8)
     assert C.last_call() == ("sdpa", "", "mask", "", 0, 0)
@@ -568,7 +585,7 @@ def test_counting_loses_nothing_between_threads(null):
         thread.start()
     for thread in threads:
         thread.join()
-    assert C.counters()["fused"] == {"fa_fwd_f16_d64_plain": 2000}
+    assert C.counters()["fused"] == {"fa_fwd_f16_d32_plain": 2000}
     assert C.counters()["fallback"] == {"grad": 2000}
 
 
@@ -578,7 +595,7 @@ def test_facts_about_the_build():
     assert info["variants"] == [row["symbol"] for row in rows]
     assert info["torch_abi"] in (True, False)
     assert set(rows[0]) == set(
-        "symbol pass dtype dim level load rows keys threads lds_bytes".split()
+        "symbol pass arith reads dim level rows steps threads lds_bytes".split()
     )
     table = (ROOT / "csrc/kernels/variants.def").read_text(encoding="utf-8")
     assert table.count("\nFA_VARIANT(") == len(rows)
@@ -727,7 +744,9 @@ FORK = """
     def call():
         out, lse = (ctypes.c_uint16 * 32)(), (ctypes.c_float * 4)()
         addresses = [ctypes.addressof(x) for x in (q, q, q, out, lse)]
-        C.forward(0, 0, 0, "gfx906", 0, *addresses, *[size, stride] * 3, stride, 1.0, 0)
+        sizes = [size, stride] * 3
+        C.forward(
+            0, 0, 0, "gfx906", 0, *addresses, 0, 0, 0, *sizes, stride, 1.0, 0)
         return {mode!r} == "null" or list(out) == list(q)
     def child():
         pid = os.fork()

@@ -201,4 +201,4 @@ def test_many_calls_keep_their_count_and_times(patched, simulated):
     assert row["launches"] == 70 == len(kept) + data["launches_dropped"]
     each = kept[0]["estimate"]["seconds"]["middle"]
     assert row["seconds"]["middle"] == pytest.approx(70 * each, rel=1e-9)
-    assert re.search(r"^fa_fwd_f16_d64_plain +70 ", p.table(), re.M)
+    assert re.search(r"^fa_fwd_f16_d32_plain +70 ", p.table(), re.M)
