@@ -142,22 +142,18 @@ def test_any_layout_of_the_incoming_gradient_gives_the_same_bits(name, dtype):
     assert all(map(torch.equal, got, want))
 
 
-def test_an_expanded_gradient_is_read_in_place():
+def test_an_expanded_gradient_is_read_in_place(monkeypatch):
     q, k, v = leaves(*qkv(2, 2, 9, 16))
     out = F.scaled_dot_product_attention(q, k, v)
     want = torch.autograd.grad(out, (q, k, v), torch.ones_like(out), retain_graph=True)
-    seen = []
-    launch = _ops.backward_op
+    seen, launch = [], _ops.backward_op
 
     def spy(dout, *rest):
         seen.append(dout.stride())
         return launch(dout, *rest)
 
-    _ops.backward_op = spy
-    try:
-        got = torch.autograd.grad(out.sum(), (q, k, v))
-    finally:
-        _ops.backward_op = launch
+    monkeypatch.setattr(_ops, "backward_op", spy)
+    got = torch.autograd.grad(out.sum(), (q, k, v))
     assert seen == [(0, 0, 0, 0)]
     assert all(map(torch.equal, got, want))
 
@@ -256,6 +252,20 @@ def test_the_log_sum_exp_is_differentiable_when_it_is_asked_for(dtype):
     for one, other in zip(alone, exact):
         size = other.abs().max()
         assert (one - other).abs().max() <= 4 * torch.finfo(dtype).eps * size
+
+
+def test_a_log_sum_exp_that_nobody_used_has_no_gradient_to_read(monkeypatch):
+    q, k, v = leaves(*qkv(1, 2, 7, 16))
+    out, _, _ = fa.flash_attn_func(*bshd(q, k, v), return_attn_probs=True)
+    seen, launch = [], _ops.backward_op
+
+    def spy(dout, dlse, *rest):
+        seen.append(dlse.numel())
+        return launch(dout, dlse, *rest)
+
+    monkeypatch.setattr(_ops, "backward_op", spy)
+    out.sum().backward()
+    assert seen == [0]
 
 
 def test_rows_that_see_nothing_get_no_gradient_from_their_log_sum_exp():
