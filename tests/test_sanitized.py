@@ -1,10 +1,12 @@
 """The shipped kernels under the simulator's sanitizer: no finding with the code of
 either compiler, the same bits in any order of the waves, and what a mutated kernel
-gives (all mutations: make mutate).
+gives (all mutations: make mutate). Every test of a kernel runs at level 2; these are
+the ones that only the simulator can answer.
 
 SPDX-License-Identifier: BSD-3-Clause
 """
 
+import json
 import math
 import os
 import shutil
@@ -13,21 +15,25 @@ import sys
 
 import pytest
 import torch
-from helpers import BOTTOM_RIGHT, ROOT, needs_simulator, run_forward
+from helpers import BOTTOM_RIGHT, NONE, ROOT, TOP_LEFT, needs_simulator
+from helpers.kernels import (
+    FAMILIES,
+    FULL,
+    backward,
+    every_family,
+    forward,
+    normal,
+    run,
+    some_families,
+)
 
-import flash_attn_rocm as fa
 import hipsim
+from flash_attn_rocm import _ops
 
 pytestmark = needs_simulator
 
-FULL = os.environ.get("FA_TEST") == "full"
-ORDERS = 50
-KERNELS = {
-    "fa_fwd_f16_d64_plain": 64,
-    "fa_fwd_f16_d64_plain_narrow": 61,
-    "fa_fwd_f16_d128_plain": 128,
-    "fa_fwd_f16_d128_plain_narrow": 127,
-}
+ORDERS = 50 if FULL else 3
+CODE = ROOT / "flash_attn_rocm" / "_code"
 
 
 @pytest.fixture
@@ -37,19 +43,56 @@ def seed():
     hipsim.set_option("seed", 0)
 
 
-@pytest.mark.parametrize("symbol", KERNELS)
-def test_bits_do_not_depend_on_the_order_of_the_waves(symbol, seed):
-    q, k, v = (torch.randn(1, 1, n, KERNELS[symbol]).half() for n in (133, 197, 197))
-    first = None
-    for number in range(ORDERS):
-        seed(number)
-        out, lse = torch.full_like(q, 7.0), torch.full((1, 1, 133), 7.0)
-        run_forward(q, k, v, out, lse, causal=number % 3)
-        assert fa.last_call().kernel == symbol
-        if number < 3:
-            first = [*(first or []), (out, lse)]
-        assert torch.equal(out, first[number % 3][0]), f"seed {number}"
-        assert torch.equal(lse, first[number % 3][1]), f"seed {number}"
+def problem(family, causal=TOP_LEFT):
+    """More than one tile, three steps, a last one that is not whole; grouped heads."""
+    length, length_k = family.rows // 2 + 5, family.rows + 2 * family.steps // 3
+    return normal(
+        *(family.dtype, length, length_k, family.dim),
+        **dict(heads=2, heads_k=1, causal=causal),
+    )
+
+
+@every_family
+def test_bits_do_not_depend_on_the_order_of_the_waves(family, seed):
+    for causal in (NONE, TOP_LEFT, BOTTOM_RIGHT) if FULL else (TOP_LEFT,):
+        p = problem(family, causal)
+        first = None
+        for number in range(ORDERS):
+            seed(number)
+            results = run(p, family)
+            first = first or results
+            assert all(map(torch.equal, results, first)), f"seed {number}"
+
+
+@some_families
+def test_bits_do_not_depend_on_the_number_of_threads(family):
+    p = problem(family)
+    alone = run(p, family)
+    before = hipsim.get_option("threads")
+    try:
+        hipsim.set_option("threads", 3)
+        assert all(map(torch.equal, run(p, family), alone))
+    finally:
+        hipsim.set_option("threads", before)
+
+
+def special(family, value):
+    """A problem in which NaN and Inf lie where only some rows see them."""
+    p = problem(family)
+    p.v[:, :, 1] = value
+    p.v[:, :, -1] = value
+    p.k[:, :, 40] = value
+    return p
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@every_family
+def test_special_values_give_no_finding(family, value):
+    # They take paths of their own, which also must wait, and for everybody.
+    run(special(family, value), family)
+    few = normal(family.dtype, 63, 63, family.dim, causal=TOP_LEFT)
+    few.k[:, :, 1] = few.v[:, :, 1] = value
+    run(few, family)
 
 
 def test_kernel_tests_run_at_level_2():
@@ -67,10 +110,15 @@ def test_kernels_of_the_oldest_compiler_give_no_finding(tmp_path):
         capture_output=True,
         check=True,
     )
+    chosen = "lengths_around or special or see_no_key or one_element"
+    if not FULL:
+        chosen = "lengths_around and 4 or special_values and nan"
     result = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            *("tests/test_forward.py", "-k", "lengths_around or see_no_key or special"),
+            *("tests/test_forward.py", "tests/test_backward.py"),
+            *("tests/test_kernel_layouts.py", "tests/test_sanitized.py"),
+            *("-k", chosen),
         ],
         env={**os.environ, "FLASH_ATTN_ROCM_CODE_DIR": str(tmp_path)},
         cwd=ROOT,
@@ -82,31 +130,53 @@ def test_kernels_of_the_oldest_compiler_give_no_finding(tmp_path):
     assert " passed" in result.stdout
 
 
+# ------------------------------------------------------------------ mutated kernels
+
+
+def unit_of(symbol):
+    """The code object that holds a kernel."""
+    arith = next(r["arith"] for r in _ops.ext.variants() if r["symbol"] == symbol)
+    return CODE / f"fa_gfx906_f{arith.removeprefix('float')}.co"
+
+
 def barriers(symbol):
     """Offsets of a shipped kernel's barriers."""
-    image = (ROOT / "flash_attn_rocm" / "_code" / "fa_gfx906.co").read_bytes()
-    listing = hipsim.disassemble(image, symbol)
-    return [int(line.split(":")[0], 16) for line in listing.splitlines()
-            if "s_barrier" in line]  # fmt: skip
+    listing = hipsim.disassemble(unit_of(symbol).read_bytes(), symbol)
+    return [
+        int(line.split(":")[0], 16)
+        for line in listing.splitlines()
+        if "s_barrier" in line
+    ]
 
 
-@pytest.mark.parametrize("symbol", KERNELS)
-def test_leaving_out_any_barrier_is_reported(symbol):
-    q, k, v = (torch.randn(1, 1, n, KERNELS[symbol]).half() for n in (133, 197, 197))
-    v[:, :, -1] = math.inf  # also the barrier that only such values reach
-    offsets = barriers(symbol)
+# Their barriers are those of the templates, whatever the numbers and the head dim:
+# one with Q, or A and B, in LDS for good and one that streams them.
+MUTATED = [f for f in FAMILIES if f.name in ("f16_d64", "f16_d192", "f64_d32")]
+
+
+@pytest.mark.parametrize("which", ["forward", "keys", "queries"])
+@pytest.mark.parametrize("family", MUTATED, ids=lambda f: f.name)
+def test_leaving_out_any_barrier_is_reported(family, which):
+    # Infinite: also the barrier that only such values reach.
+    p = problem(family, BOTTOM_RIGHT)
+    p.v[:, :, -1] = math.inf
+    saved = forward(p, family)
+    offsets = barriers(getattr(family, which))
     assert len(offsets) >= 4
+    bits = {"keys": 6, "queries": 1}
     for offset in offsets:
         hipsim.set_option("skip", offset)
         try:
             with pytest.raises(RuntimeError, match=r"race in LDS|undefined value"):
-                out, lse = torch.empty_like(q), torch.empty(1, 1, 133)
-                run_forward(q, k, v, out, lse, causal=BOTTOM_RIGHT)
+                if which == "forward":
+                    forward(p, family)
+                else:
+                    backward(p, saved, family, wanted=bits[which])
         finally:
             hipsim.set_option("skip", -1)
 
 
-@pytest.mark.skipif(not FULL, reason="every site of every kernel: FA_TEST=full")
+@pytest.mark.skipif(not FULL, reason="every site of a sample of kernels: FA_TEST=full")
 def test_every_wait_barrier_and_nop_is_needed_or_redundant(tmp_path):
     file = tmp_path / "mutation.json"
     result = subprocess.run(
@@ -116,4 +186,4 @@ def test_every_wait_barrier_and_nop_is_needed_or_redundant(tmp_path):
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr[-2000:]
-    assert file.exists()
+    assert json.loads(file.read_text())
