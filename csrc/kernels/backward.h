@@ -34,239 +34,24 @@
 #ifndef FA_KERNELS_BACKWARD_H
 #define FA_KERNELS_BACKWARD_H
 
-#include "problem.h"
-#include "fit.h"
-
-/* P is at most 1, so at most 2^12 as a weight. */
-#define FA_WEIGHT_LOG2(KIND) (FA_IS_HALF(KIND) ? 12.0f : 0.0f)
-
-/* Which tensor takes which part. */
-#define FA_A_AT(PASS) ((PASS) == FA_BACKWARD_KV ? FA_K_AT : FA_Q_AT)
-#define FA_B_AT(PASS) ((PASS) == FA_BACKWARD_KV ? FA_V_AT : FA_DOUT_AT)
-#define FA_X_AT(PASS) ((PASS) == FA_BACKWARD_KV ? FA_Q_AT : FA_K_AT)
-#define FA_Y_AT(PASS) ((PASS) == FA_BACKWARD_KV ? FA_DOUT_AT : FA_V_AT)
-
-/* -- LSE and delta --------------------------------------------------------- */
-
-/* Number `row` of a (B, H, Sq) array. */
-template <typename Number>
-static FA_DEVICE Number fa_query_number(fa_args_in a, const void *array,
-                                        uint32_t place, int row)
-{
-    uint32_t at = fa_uniform(place);
-    int64_t start =
-        ((int64_t)(at >> 16) * a->heads + (at & 0xffff)) * a->seqlen_q;
-
-    return ((const FA_GLOBAL Number *)
-                array)[start + fa_min_int(row, a->seqlen_q - 1)];
-}
-
-/* What is added to scale_log2 * score of query `row`: -inf where the row does
- * not exist or sees nothing, so that its P is 0. */
-template <int KIND>
-static FA_DEVICE FA_NUMBER(KIND) fa_row_bias(fa_args_in a, uint32_t place,
-                                             int row)
-{
-    typedef FA_NUMBER(KIND) number;
-    number lse = fa_query_number<number>(a, a->lse, place, row);
-    number bias = fa_fma(-lse, (number)1.4426950408889634,
-                         (number)FA_WEIGHT_LOG2(KIND));
-
-    return row >= a->seqlen_q || lse == -FA_INFINITY ? (number)-FA_INFINITY
-                                                      : bias;
-}
-
-/* fp32: what the rounding of LSE and of the product above took from it.  At a
- * LSE of 100 they would cost P five bits. */
-static FA_DEVICE float fa_row_bias_low(fa_args_in a, uint32_t place, int row)
-{
-    const float log2_e = 1.44269502e+0f;
-    const float log2_e_low = 1.92596299e-8f;
-    float lse = fa_query_number<float>(a, a->lse, place, row);
-    float low = a->out_lo == nullptr
-                    ? 0.0f
-                    : fa_query_number<float>(a, a->out_lo, place, row);
-    float bias = -lse * log2_e;
-    float lost = fa_fma(-lse, log2_e, -bias) - lse * log2_e_low - low * log2_e;
-
-    return fa_abs(lost) < 1.0f ? lost : 0.0f; /* not for Inf */
-}
-
-/* delta of query `row`; 0 past the end. */
-template <int KIND>
-static FA_DEVICE FA_NUMBER(KIND) fa_row_delta(fa_args_in a, uint32_t place,
-                                              int row)
-{
-    typedef FA_NUMBER(KIND) number;
-    number delta = fa_query_number<number>(a, a->delta, place, row);
-
-    return row < a->seqlen_q ? delta : (number)0;
-}
-
-/* Arrays of numbers of the walked rows, see fa_put_walked. */
-enum { FA_BIAS_OF, FA_DELTA_OF, FA_UNDO_X, FA_UNDO_Y, FA_BIAS_LOW_OF = 2 };
-
-#define FA_WALKED_ARRAYS(KIND) \
-    ((KIND) == FA_BF16 ? 4 : (KIND) == FA_F32 ? 3 : 2)
-
-/* Thread t looks up number t / 64 of row first + t % 64. */
-template <int KIND, int PASS>
-static FA_DEVICE FA_NUMBER(KIND) fa_fetch_walked(fa_args_in a, uint32_t place,
-                                                 int first, uint32_t tid)
-{
-    int array = (int)(tid / FA_WALK);
-    int row = first + (int)(tid & (FA_WALK - 1));
-    FA_NUMBER(KIND) x = 0;
-
-    if (PASS == FA_BACKWARD_KV && array == FA_BIAS_OF) {
-        x = fa_row_bias<KIND>(a, place, row);
-    } else if (PASS == FA_BACKWARD_KV && array == FA_DELTA_OF) {
-        x = fa_row_delta<KIND>(a, place, row);
-    } else if (PASS == FA_BACKWARD_KV && KIND == FA_F32 &&
-               array == FA_BIAS_LOW_OF) {
-        x = fa_row_bias_low(a, place, row);
-    } else if (KIND == FA_BF16 && array == FA_UNDO_X) {
-        x = fa_undo_scale<KIND>(a, FA_X_AT(PASS), place, row);
-    } else if (KIND == FA_BF16 && array == FA_UNDO_Y) {
-        x = fa_undo_scale<KIND>(a, FA_Y_AT(PASS), place, row);
-    }
-    return x;
-}
-
-/* -- from products to weights ---------------------------------------------- */
-
-/* What this lane's owned row i sees: its walked rows c + 8j with
- * from <= 8j <= to. */
-template <int PASS>
-static FA_DEVICE void fa_visible(fa_args_in a, int own, int walked,
-                                 uint32_t tid, int *from, int *to)
-{
-    int c = walked + (int)(tid & 7);
-
-    if (PASS == FA_BACKWARD_KV) { /* own: a key; walked: queries */
-        *from = own - a->diagonal - c;
-        *to = a->seqlen_q - 1 - c;
-    } else {
-        *from = 0;
-        *to = fa_last_key(a, own) - c;
-    }
-}
-
-/* P of what a row does not see becomes 0, and so does dP: 0 * NaN is not. */
-template <int KIND, int OWN, int PASS>
-static FA_DEVICE void fa_mask_products(FA_NUMBER(KIND) p[OWN][FA_WALKED],
-                                       FA_NUMBER(KIND) dp[OWN][FA_WALKED],
-                                       fa_args_in a, int first, int walked,
-                                       uint32_t tid)
-{
-#pragma unroll
-    for (int i = 0; i < OWN; i++) {
-        int from;
-        int to;
-        fa_visible<PASS>(a, first + fa_own_row(OWN, tid, i), walked, tid, &from,
-                         &to);
-#pragma unroll
-        for (int j = 0; j < FA_WALKED; j++) {
-            bool seen = 8 * j >= from && 8 * j <= to;
-            p[i][j] = seen ? p[i][j] : (FA_NUMBER(KIND))0;
-            dp[i][j] = seen ? dp[i][j] : (FA_NUMBER(KIND))0;
-        }
-    }
-}
-
-/* FA_BF16: what undoes the scales of the owned rows of tensor `which`. */
-template <int KIND, int OWN>
-static FA_DEVICE void fa_keep_undo(fa_args_in a, int which, uint32_t place,
-                                   int first, fa_lds undo, uint32_t tid)
-{
-    if (tid < 32 * OWN) {
-        float x = fa_undo_scale<KIND>(a, which, place, first + (int)tid);
-        fa_lds_store1(undo + tid * 4, fa_bits<uint32_t>(x));
-    }
-}
-
-/* Products of scaled rows become what they would be without the scales. */
-template <int OWN>
-static FA_DEVICE void fa_undo_scales(float s[OWN][FA_WALKED], fa_lds undo,
-                                     fa_lds area, int array, uint32_t tid)
-{
-    float walked[FA_WALKED];
-
-    fa_get_walked<FA_BF16>(walked, area, array, tid);
-#pragma unroll
-    for (int i = 0; i < OWN; i++) {
-        int row = fa_own_row(OWN, tid, i);
-        float own = fa_bits<float>(fa_lds_load1(undo + row * 4));
-#pragma unroll
-        for (int j = 0; j < FA_WALKED; j++) {
-            s[i][j] *= own * walked[j];
-        }
-    }
-}
-
-/* S becomes P.  Where LSE is so large that its own rounding may take P far
- * above 1, P is held below what fp16 can store. */
-template <int KIND, int OWN, int PASS>
-static FA_DEVICE void fa_exponentials(FA_NUMBER(KIND) s[OWN][FA_WALKED],
-                                      const FA_NUMBER(KIND) * bias,
-                                      const FA_NUMBER(KIND) * bias_low,
-                                      FA_NUMBER(KIND) scale_log2)
-{
-    typedef FA_NUMBER(KIND) number;
-    enum { BIASES = PASS == FA_BACKWARD_KV ? FA_WALKED : OWN };
-    const number limit = (number)FA_WEIGHT_LOG2(KIND) + 1;
-    number big = 0;
-
-#pragma unroll
-    for (int n = 0; n < BIASES; n++) {
-        big = fa_max(big, fa_abs(bias[n]));
-    }
-    bool capped = fa_any(big > (number)1e5 && big < FA_INFINITY);
-#pragma unroll
-    for (int i = 0; i < OWN; i++) {
-#pragma unroll
-        for (int j = 0; j < FA_WALKED; j++) {
-            int n = PASS == FA_BACKWARD_KV ? j : i;
-            s[i][j] = fa_fma(s[i][j], scale_log2, bias[n]);
-            if constexpr (KIND == FA_F32) {
-                s[i][j] += bias_low[n];
-            }
-        }
-    }
-    if (capped) {
-#pragma unroll
-        for (int i = 0; i < OWN; i++) {
-#pragma unroll
-            for (int j = 0; j < FA_WALKED; j++) {
-                s[i][j] = s[i][j] > limit ? limit : s[i][j];
-            }
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < OWN; i++) {
-#pragma unroll
-        for (int j = 0; j < FA_WALKED; j++) {
-            s[i][j] = fa_exp2(s[i][j]);
-        }
-    }
-}
+#include "gradient.h"
+#include "step.h"
 
 /* -- the kernel ------------------------------------------------------------ */
 
-template <int KIND, int DIM, int OWN> struct fa_backward_shape {
-    typedef fa_shape<KIND, DIM, OWN> shape;
-    enum { STAYS = shape::CHUNKS == 1 };
-    typedef fa_stage_of<KIND, DIM, OWN, STAYS, (STAYS ? 8 : 1)> stage;
+/* dQ has one set of sums, so registers to fetch owned rows early. */
+#define FA_BACKWARD_BASE(KIND, DIM, OWN, PASS)                       \
+    fa_layout<KIND, DIM, OWN, 2,                                     \
+              fa_shape<KIND, DIM, OWN>::CHUNKS == 1 ? 8 : 1,         \
+              !(FA_IS_HALF(KIND) && (PASS) == FA_BACKWARD_Q && (DIM) <= 128)>
+
+template <int KIND, int DIM, int OWN, int PASS>
+struct fa_backward_layout : FA_BACKWARD_BASE(KIND, DIM, OWN, PASS) {
+    typedef FA_BACKWARD_BASE(KIND, DIM, OWN, PASS) base;
     enum {
-        /* A and B are fetched when they are needed: registers are short. */
-        LATE = !STAYS,
-        WALK_AT = shape::OWN_BYTES * (STAYS ? 2 : 1),
-        COLUMNS_AT = STAYS ? WALK_AT : 0,
-        TILES = WALK_AT + FA_WALK_BYTES,
-        COLUMNS_END = COLUMNS_AT + stage::BYTES,
-        AREA_AT = TILES > COLUMNS_END ? TILES : COLUMNS_END,
-        UNDO_AT = AREA_AT + shape::SHARE_AREA,
-        LDS_BYTES = UNDO_AT + (KIND == FA_BF16 ? shape::ROWS * 2 * 4 : 0)
+        B_AT = base::STAYS ? (int)base::shape::OWN_BYTES : 0,
+        UNDO_AT = base::END, /* FA_BF16: what undoes the scales of A and B */
+        LDS_BYTES = UNDO_AT + (KIND == FA_BF16 ? base::ROWS * 2 * 4 : 0)
     };
 };
 
@@ -340,352 +125,225 @@ static FA_DEVICE void fa_store_gradient(
     }
 }
 
+/* What a workgroup knows of itself while it walks. */
+template <int KIND, int DIM, int OWN, int PASS> struct fa_walk {
+    FA_NUMBER(KIND) first_sum[OWN][DIM / 8];  /* dK, or dQ: of dS and X */
+    FA_NUMBER(KIND) second_sum[OWN][DIM / 8]; /* dV: of P and Y */
+    fa_own_numbers<KIND, OWN> own;
+    FA_NUMBER(KIND) scale_log2;
+    float lift;    /* see fa_lift */
+    float x_scale; /* FA_BF16: of columns of X, and of Y */
+    float y_scale;
+    bool with_first;
+    bool with_second;
+};
+
+/* P and dS of one step, from its two products. */
 template <int KIND, int DIM, int OWN, int PASS>
-static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
+static FA_DEVICE void
+fa_weigh(const fa_walk<KIND, DIM, OWN, PASS> *walk,
+         FA_NUMBER(KIND) s[OWN][FA_WALKED], FA_NUMBER(KIND) dp[OWN][FA_WALKED],
+         fa_weights<KIND> p[OWN], fa_weights<KIND> ds[OWN], fa_args_in a,
+         fa_lds lds, int first, int walked, bool masked, uint32_t tid)
 {
-    typedef fa_shape<KIND, DIM, OWN> shape;
-    typedef fa_backward_shape<KIND, DIM, OWN> layout;
-    typedef typename layout::stage stage;
-    typedef FA_NUMBER(KIND) number;
-    enum { KV = PASS == FA_BACKWARD_KV, STAYS = layout::STAYS };
+    typedef fa_backward_layout<KIND, DIM, OWN, PASS> L;
+    fa_lds area = lds + L::AREA_AT;
 
-    fa_lds own_a = lds;
-    fa_lds own_b = lds + (STAYS ? (int)shape::OWN_BYTES : 0);
-    fa_lds walk = lds + layout::WALK_AT;
-    fa_lds columns = lds + layout::COLUMNS_AT;
-    fa_lds area = lds + layout::AREA_AT;
-    fa_lds undo = lds + layout::UNDO_AT;
-    uint32_t tid = fa_thread();
-    int first = shape::ROWS *
-                (KV ? (int)fa_group_x()
-                    : (a->seqlen_q - 1) / shape::ROWS - (int)fa_group_x());
-    int wave_first = first + (int)fa_uniform(tid / FA_WAVE) * shape::WAVE_ROWS;
-    fa_range range = fa_range_of<PASS>(a, first, shape::ROWS, wave_first,
-                                       shape::WAVE_ROWS);
-    /* In vector registers, because scalar ones are scarce. */
-    uint32_t own_place = fa_opaque(fa_group_z() << 16 | fa_group_y());
-    uint32_t walk_place =
-        fa_opaque(fa_group_z() << 16 |
-                  (KV ? fa_group_y() * a->group : fa_group_y() / a->group));
-    int heads = KV ? a->group : 1;
-    bool with_first = !KV || a->dk.data != nullptr;  /* needs dS */
-    bool with_second = KV && a->dv.data != nullptr; /* needs P */
-    number scale_log2 = fa_scale_log2<KIND>(a);
-    uint32_t flip = fa_flip<KIND>(a);
-    float lift = 1.0f; /* what dS is multiplied by to fill fp16's range */
-    number first_sum[OWN][shape::CHANNELS];  /* dK, or dQ */
-    number second_sum[OWN][shape::CHANNELS]; /* dV */
-    number own_bias[OWN];
-    number own_bias_low[OWN];
-    number own_delta[OWN];
-    fa_fetched<OWN> got_own;
-    fa_fetched<stage::FETCH> got;
-    fa_fit fit;
-
-    float x_scale = 1.0f;
-    float y_scale = 1.0f;
-    if (fa_left_to_other<KIND, PASS>(a, first, own_place, &fit, area, tid)) {
-        return;
-    }
-    if constexpr (FA_IS_HALF(KIND)) {
-        lift = fa_lift<PASS>(a, first, shape::ROWS, own_place, area, tid);
-    }
     if constexpr (KIND == FA_BF16) {
-        x_scale = fit.scale[FA_X_AT(PASS)];
-        y_scale = fit.scale[FA_Y_AT(PASS)];
+        fa_lds undo = lds + L::UNDO_AT;
+        fa_undo_scales<OWN>(s, undo, area, FA_UNDO_X, tid);
+        fa_undo_scales<OWN>(dp, undo + L::ROWS * 4, area, FA_UNDO_Y, tid);
+        fa_take_delta<KIND, OWN, PASS>(dp, &walk->own, area, tid);
+    }
+    fa_exponentials<KIND, OWN, PASS>(s, &walk->own, area, walk->scale_log2,
+                                     tid);
+    if (masked) {
+        fa_mask_products<KIND, OWN, PASS>(s, dp, fa_again(a), first, walked,
+                                          tid);
     }
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        int row = first + fa_own_row(OWN, tid, i);
-        own_bias[i] = KV ? (number)0 : fa_row_bias<KIND>(a, own_place, row);
-        own_bias_low[i] = 0;
-        if constexpr (!KV && KIND == FA_F32) {
-            own_bias_low[i] = fa_row_bias_low(a, own_place, row);
-        }
-        own_delta[i] = KV ? (number)0 : fa_row_delta<KIND>(a, own_place, row);
 #pragma unroll
-        for (int e = 0; e < shape::CHANNELS; e++) {
-            first_sum[i][e] = 0;
-            second_sum[i][e] = 0;
+        for (int j = 0; j < FA_WALKED; j++) {
+            dp[i][j] *= s[i][j];
+            if constexpr (FA_IS_HALF(KIND)) {
+                dp[i][j] *= walk->lift;
+            }
         }
+        fa_set_weights<KIND>(&p[i], s[i]);
+        fa_set_weights<KIND>(&ds[i], dp[i]);
+    }
+}
+
+template <int KIND, int DIM, int OWN, int PASS>
+static FA_DEVICE void fa_store_sums(fa_args_in a,
+                                    const fa_walk<KIND, DIM, OWN, PASS> *walk,
+                                    uint32_t place, int first, fa_lds lds,
+                                    uint32_t tid)
+{
+    typedef fa_backward_layout<KIND, DIM, OWN, PASS> L;
+    enum { KV = PASS == FA_BACKWARD_KV };
+    FA_NUMBER(KIND) first_factor = (FA_NUMBER(KIND))a->scale;
+    FA_NUMBER(KIND) second_factor = 1;
+
+    if constexpr (FA_IS_HALF(KIND)) {
+        const float weight = 0x1p-12f;
+        first_factor = first_factor * weight * fa_inverse_power(walk->lift) *
+                       fa_inverse_power(walk->x_scale);
+        second_factor = weight * fa_inverse_power(walk->y_scale);
+    }
+    if (walk->with_second) {
+        fa_store_gradient<KIND, DIM, OWN, L::LDS_BYTES>(
+            a, FA_VIEW(dv), FA_SET_DV, place, first, a->seqlen_k,
+            a->head_dim_v, walk->second_sum, second_factor, lds, tid);
+    }
+    if (walk->with_first) {
+        fa_store_gradient<KIND, DIM, OWN, L::LDS_BYTES>(
+            a, KV ? FA_VIEW(dk) : FA_VIEW(dq), KV ? FA_SET_DK : FA_SET_DQ,
+            place, first, KV ? a->seqlen_k : a->seqlen_q, a->head_dim,
+            walk->first_sum, first_factor, lds, tid);
+    }
+}
+
+template <int KIND, int DIM, int OWN, int PASS>
+static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
+{
+    typedef fa_backward_layout<KIND, DIM, OWN, PASS> L;
+    typedef FA_NUMBER(KIND) number;
+    enum {
+        KV = PASS == FA_BACKWARD_KV,
+        ROWS = L::ROWS,
+        WAVE_ROWS = L::shape::WAVE_ROWS
+    };
+
+    uint32_t tid = fa_thread();
+    int first = ROWS * (KV ? (int)fa_group_x()
+                           : (a->seqlen_q - 1) / ROWS - (int)fa_group_x());
+    int wave_first = first + (int)fa_uniform(tid / FA_WAVE) * WAVE_ROWS;
+    fa_range range =
+        fa_range_of<PASS>(a, first, ROWS, wave_first, WAVE_ROWS);
+    uint32_t own_place = fa_place<L>(fa_group_z(), fa_group_y());
+    uint32_t walk_place = fa_place<L>(
+        fa_group_z(), KV ? fa_group_y() * (uint32_t)a->group
+                         : fa_group_y() / (uint32_t)a->group);
+    int heads = KV ? a->group : 1; /* still to walk over */
+    fa_walk<KIND, DIM, OWN, PASS> walk;
+    fa_staged<L> staged;
+    fa_fit fit;
+
+    if (fa_left_to_other<KIND, PASS>(a, first, own_place, &fit,
+                                     lds + L::AREA_AT, tid)) {
+        return;
+    }
+    walk.with_first = !KV || a->dk.data != nullptr;
+    walk.with_second = KV && a->dv.data != nullptr;
+    walk.scale_log2 = fa_scale_log2<KIND>(a);
+    walk.lift = 1.0f;
+    walk.x_scale = 1.0f;
+    walk.y_scale = 1.0f;
+    if constexpr (FA_IS_HALF(KIND)) {
+        walk.lift =
+            fa_lift<PASS>(a, first, ROWS, own_place, lds + L::AREA_AT, tid);
     }
     if constexpr (KIND == FA_BF16) {
-        /* In LDS, because registers are scarce.  Read after a barrier. */
-        fa_keep_undo<KIND, OWN>(a, FA_A_AT(PASS), own_place, first, undo, tid);
+        walk.x_scale = fit.scale[FA_X_AT(PASS)];
+        walk.y_scale = fit.scale[FA_Y_AT(PASS)];
+        fa_keep_undo<KIND, OWN>(a, FA_A_AT(PASS), own_place, first,
+                                lds + L::UNDO_AT, tid);
         fa_keep_undo<KIND, OWN>(a, FA_B_AT(PASS), own_place, first,
-                                undo + shape::ROWS * 4, tid);
+                                lds + L::UNDO_AT + ROWS * 4, tid);
     }
+    fa_own_numbers_of<PASS>(&walk.own, a, own_place, first, tid);
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+#pragma unroll
+        for (int e = 0; e < DIM / 8; e++) {
+            walk.first_sum[i][e] = 0;
+            walk.second_sum[i][e] = 0;
+        }
+    }
+    uint32_t flip = fa_flip<KIND>(a);
+    fa_tile tile_a =
+        fa_tile_of(FA_A_AT(PASS), own_place, first, KV ? 0 : flip);
+    fa_tile tile_b = fa_tile_of(FA_B_AT(PASS), own_place, first, 0);
     if (range.begin < range.end) {
-        fa_matrix x = fa_matrix_at<KIND>(a, FA_X_AT(PASS), walk_place);
-        fa_fetch_rows<KIND, FA_WALK>(&got, &x, range.begin * FA_WALK, 0, tid);
-        if (STAYS) {
-            fa_matrix own = fa_matrix_at<KIND>(a, FA_A_AT(PASS), own_place);
-            fa_fetch_rows<KIND, shape::ROWS>(&got_own, &own, first, 0, tid);
-            fa_commit_rows<KIND, shape::ROWS, FA_OWN_MASK>(
-                own_a, &got_own, &own, first, 0, KV ? 0 : flip, tid);
-            own = fa_matrix_at<KIND>(a, FA_B_AT(PASS), own_place);
-            fa_fetch_rows<KIND, shape::ROWS>(&got_own, &own, first, 0, tid);
-            fa_commit_rows<KIND, shape::ROWS, FA_OWN_MASK>(
-                own_b, &got_own, &own, first, 0, 0, tid);
+        fa_tile x =
+            fa_tile_of(FA_X_AT(PASS), walk_place, range.begin * FA_WALK, 0);
+        fa_next next;
+        fa_set_next(&next, FA_ROWS_OF, &x, &tile_a);
+        fa_fetch_next<L>(&staged, a, &next, tid);
+        if (L::STAYS) {
+            fa_settle<L>(lds, &staged, a, &tile_a, tid);
+            fa_settle<L>(lds + L::B_AT, &staged, a, &tile_b, tid);
         }
     }
     for (int t = range.begin; t < range.end;) {
         int at = t * FA_WALK;
         bool active = t >= range.wave_begin && t < range.wave_end;
+        bool masked = t < range.full_begin || t >= range.full_end;
         number s[OWN][FA_WALKED];
         number dp[OWN][FA_WALKED];
-        number bias[KV ? (int)FA_WALKED : (int)OWN];
-        number bias_low[KV ? (int)FA_WALKED : (int)OWN];
         fa_weights<KIND> p[OWN];
         fa_weights<KIND> ds[OWN];
 
         a = fa_again(a);
+        fa_tile x = fa_tile_of(FA_X_AT(PASS), walk_place, at, KV ? flip : 0);
+        fa_tile y = fa_tile_of(FA_Y_AT(PASS), walk_place, at, 0);
+        number walked = fa_fetch_walked<KIND, PASS>(a, walk_place, at, tid);
+        fa_next next;
+
+        /* S = A X^T, dP - delta = B Y^T - delta */
         fa_clear_products<OWN>(s);
-        /* S = A X^T */
-        int granules =
-            (a->head_dim + FA_GRANULE(KIND) - 1) / FA_GRANULE(KIND);
-        int chunks = STAYS ? 1
-                           : (granules + FA_CHUNK_GRANULES - 1) /
-                                 FA_CHUNK_GRANULES;
-        number walked = 0;
-        if (KV || KIND == FA_BF16) {
-            walked = fa_fetch_walked<KIND, PASS>(a, walk_place, at, tid);
+        fa_set_next(&next, walk.with_first ? FA_ROWS_OF : FA_COLUMNS_OF, &y,
+                    &tile_b);
+        fa_walk_rows<L>(s, a, a->head_dim, lds, lds, &tile_a, &x, walked,
+                        FA_WALKED_ARRAYS(KIND, PASS), &staged, &next, active,
+                        &tid);
+        fa_clear_products<OWN>(dp);
+        if (KIND != FA_BF16) { /* products of scaled rows come first */
+            fa_take_delta<KIND, OWN, PASS>(dp, &walk.own, lds + L::AREA_AT,
+                                           tid);
         }
-#pragma unroll 1
-        for (int chunk = 0; chunk < chunks; chunk++) {
-            fa_barrier(); /* the tiles are read */
-            tid = fa_opaque(tid);
-            if (!STAYS) {
-                fa_matrix own = fa_matrix_at<KIND>(fa_again(a), FA_A_AT(PASS), own_place);
-                fa_fetch_rows<KIND, shape::ROWS>(&got_own, &own, first, chunk,
-                                                 tid);
-                fa_commit_rows<KIND, shape::ROWS, FA_OWN_MASK>(
-                    own_a, &got_own, &own, first, chunk, KV ? 0 : flip, tid);
-            }
-            fa_matrix x = fa_matrix_at<KIND>(fa_again(a), FA_X_AT(PASS), walk_place);
-            fa_commit_rows<KIND, FA_WALK, FA_WALK_MASK>(
-                walk, &got, &x, at, chunk, KV ? flip : 0, tid);
-            if ((KV || KIND == FA_BF16) && chunk == 0 &&
-                tid < FA_WALKED_ARRAYS(KIND) * FA_WALK) {
-                fa_put_walked<KIND>(area, (int)(tid / FA_WALK), walked, tid);
-            }
-            fa_barrier(); /* A and X are in LDS */
-            tid = fa_opaque(tid);
-            if (chunk + 1 < chunks) {
-                fa_fetch_rows<KIND, FA_WALK>(&got, &x, at, chunk + 1, tid);
-            } else if (with_first) {
-                fa_matrix y = fa_matrix_at<KIND>(fa_again(a), FA_Y_AT(PASS), walk_place);
-                fa_fetch_rows<KIND, FA_WALK>(&got, &y, at, 0, tid);
-            } else {
-                fa_matrix y = fa_matrix_at<KIND>(fa_again(a), FA_Y_AT(PASS), walk_place);
-                fa_fetch_columns<KIND, DIM, stage::SLOTS>(&got, &y, at, 0, tid);
-            }
-            if (active) {
-                fa_multiply_chunk<KIND, DIM, OWN>(
-                    s, own_a, walk,
-                    fa_min_int(granules - chunk * FA_CHUNK_GRANULES,
-                               FA_CHUNK_GRANULES),
-                    tid);
-            }
-        }
-        /* dP - delta = B Y^T - delta.  Of scaled rows delta is taken later. */
-        number delta[FA_WALKED];
-        if (KV) {
-            fa_get_walked<KIND>(delta, area, FA_DELTA_OF, tid);
-        }
-#pragma unroll
-        for (int i = 0; i < OWN; i++) {
-#pragma unroll
-            for (int j = 0; j < FA_WALKED; j++) {
-                dp[i][j] = KIND == FA_BF16 ? (number)0
-                           : KV            ? -delta[j]
-                                           : -own_delta[i];
-            }
-        }
-        if (with_first) {
-            granules = (a->head_dim_v + FA_GRANULE(KIND) - 1) / FA_GRANULE(KIND);
-            chunks = STAYS ? 1
-                           : (granules + FA_CHUNK_GRANULES - 1) /
-                                 FA_CHUNK_GRANULES;
-#pragma unroll 1
-            for (int chunk = 0; chunk < chunks; chunk++) {
-                fa_barrier(); /* the tiles are read */
-                tid = fa_opaque(tid);
-                if (!STAYS) {
-                    fa_matrix own =
-                        fa_matrix_at<KIND>(fa_again(a), FA_B_AT(PASS), own_place);
-                    fa_fetch_rows<KIND, shape::ROWS>(&got_own, &own, first,
-                                                     chunk, tid);
-                    fa_commit_rows<KIND, shape::ROWS, FA_OWN_MASK>(
-                        own_b, &got_own, &own, first, chunk, 0, tid);
-                }
-                fa_matrix y = fa_matrix_at<KIND>(fa_again(a), FA_Y_AT(PASS), walk_place);
-                fa_commit_rows<KIND, FA_WALK, FA_WALK_MASK>(walk, &got, &y, at,
-                                                            chunk, 0, tid);
-                fa_barrier(); /* B and Y are in LDS */
-                tid = fa_opaque(tid);
-                if (chunk + 1 < chunks) {
-                    fa_fetch_rows<KIND, FA_WALK>(&got, &y, at, chunk + 1, tid);
-                } else if (with_second) {
-                    fa_fetch_columns<KIND, DIM, stage::SLOTS>(&got, &y, at, 0,
-                                                              tid);
-                } else {
-                    fa_matrix x =
-                        fa_matrix_at<KIND>(fa_again(a), FA_X_AT(PASS), walk_place);
-                    fa_fetch_columns<KIND, DIM, stage::SLOTS>(&got, &x, at, 0,
-                                                              tid);
-                }
-                if (active) {
-                    fa_multiply_chunk<KIND, DIM, OWN>(
-                        dp, own_b, walk,
-                        fa_min_int(granules - chunk * FA_CHUNK_GRANULES,
-                                   FA_CHUNK_GRANULES),
-                        tid);
-                }
-            }
+        if (walk.with_first) {
+            fa_set_next(&next, FA_COLUMNS_OF, walk.with_second ? &y : &x,
+                        &tile_b);
+            fa_walk_rows<L>(dp, a, a->head_dim_v, lds + L::B_AT, lds, &tile_b,
+                            &y, walked, 0, &staged, &next, active, &tid);
         }
         /* Also in waves that do not use it: under a branch the compiler keeps
          * products and weights in registers of their own. */
-        if (KV) {
-            fa_get_walked<KIND>(bias, area, FA_BIAS_OF, tid);
-            if constexpr (KIND == FA_F32) {
-                fa_get_walked<KIND>(bias_low, area, FA_BIAS_LOW_OF, tid);
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < OWN; i++) {
-                bias[i] = own_bias[i];
-                bias_low[i] = own_bias_low[i];
-            }
-        }
-        if constexpr (KIND == FA_BF16) {
-            fa_undo_scales<OWN>(s, undo, area, FA_UNDO_X, tid);
-            fa_undo_scales<OWN>(dp, undo + shape::ROWS * 4, area, FA_UNDO_Y,
-                                tid);
-#pragma unroll
-            for (int i = 0; i < OWN; i++) {
-#pragma unroll
-                for (int j = 0; j < FA_WALKED; j++) {
-                    dp[i][j] -= KV ? delta[j] : own_delta[i];
-                }
-            }
-        }
-        fa_exponentials<KIND, OWN, PASS>(s, bias, bias_low, scale_log2);
-        if (t < range.full_begin || t >= range.full_end) {
-            fa_mask_products<KIND, OWN, PASS>(s, dp, fa_again(a), first, at,
-                                              tid);
-        }
-#pragma unroll
-        for (int i = 0; i < OWN; i++) {
-#pragma unroll
-            for (int j = 0; j < FA_WALKED; j++) {
-                dp[i][j] *= s[i][j];
-                if constexpr (FA_IS_HALF(KIND)) {
-                    dp[i][j] *= lift;
-                }
-            }
-            fa_set_weights<KIND>(&p[i], s[i]);
-            fa_set_weights<KIND>(&ds[i], dp[i]);
-        }
-        int next = t + 1;
-        uint32_t next_place = walk_place;
-        if (KV && next == range.end) {
+        fa_weigh(&walk, s, dp, p, ds, a, lds, first, at, masked, tid);
+
+        int coming = t + 1;
+        uint32_t coming_place = walk_place;
+        if (KV && coming == range.end) {
             heads -= 1;
-            next = heads > 0 ? range.begin : range.end;
-            next_place = walk_place + 1;
+            coming = heads > 0 ? range.begin : range.end;
+            coming_place = walk_place + 1;
         }
-        /* dV += P^T dO */
-        if (with_second) {
-#pragma unroll
-            for (int n = 0; n < stage::STAGES; n++) {
-                fa_barrier(); /* the tiles are read */
-                tid = fa_opaque(tid);
-                fa_matrix y = fa_matrix_at<KIND>(fa_again(a), FA_Y_AT(PASS), walk_place);
-                fa_commit_columns<KIND, DIM, stage::SLOTS>(
-                    columns, &got, &y, at, n * stage::SLOTS, y_scale, false,
-                    tid);
-                fa_barrier(); /* dO is in LDS */
-                tid = fa_opaque(tid);
-                if (n + 1 < stage::STAGES) {
-                    fa_fetch_columns<KIND, DIM, stage::SLOTS>(
-                        &got, &y, at, (n + 1) * stage::SLOTS, tid);
-                } else if (with_first) {
-                    fa_matrix x =
-                        fa_matrix_at<KIND>(fa_again(a), FA_X_AT(PASS), walk_place);
-                    fa_fetch_columns<KIND, DIM, stage::SLOTS>(&got, &x, at, 0,
-                                                              tid);
-                } else if (next < range.end) {
-                    fa_matrix x =
-                        fa_matrix_at<KIND>(fa_again(a), FA_X_AT(PASS), next_place);
-                    fa_fetch_rows<KIND, FA_WALK>(&got, &x, next * FA_WALK, 0,
-                                                 tid);
-                }
-                if (active) {
-#pragma unroll
-                    for (int m = 0; m < stage::SHARES; m++) {
-                        fa_add_share<KIND, DIM, OWN>(
-                            second_sum, p, n * stage::SHARES + m,
-                            columns + m * FA_SHARE_BYTES(KIND, DIM), area, tid);
-                    }
-                }
+        int form = coming < range.end ? FA_ROWS_OF : FA_NOTHING;
+        fa_tile after =
+            fa_tile_of(FA_X_AT(PASS), coming_place, coming * FA_WALK, 0);
+        if (walk.with_second) { /* dV += P^T dO */
+            if (walk.with_first) {
+                fa_set_next(&next, FA_COLUMNS_OF, &x, &tile_a);
+            } else {
+                fa_set_next(&next, form, &after, &tile_a);
             }
+            fa_walk_columns<L>(walk.second_sum, p, a, lds, &y, walk.y_scale,
+                               false, &staged, &next, active, &tid);
         }
-        /* dK += dS^T Q, or dQ += dS K */
-        if (with_first) {
-#pragma unroll
-            for (int n = 0; n < stage::STAGES; n++) {
-                fa_barrier(); /* the tiles are read */
-                tid = fa_opaque(tid);
-                fa_matrix x = fa_matrix_at<KIND>(fa_again(a), FA_X_AT(PASS), walk_place);
-                /* A key that some row does not see must not reach it. */
-                bool clear =
-                    !KV && t >= fa_common_tiles(a, first, shape::ROWS);
-                fa_commit_columns<KIND, DIM, stage::SLOTS>(
-                    columns, &got, &x, at, n * stage::SLOTS, x_scale, clear,
-                    tid);
-                fa_barrier(); /* Q, or K, is in LDS */
-                tid = fa_opaque(tid);
-                if (n + 1 < stage::STAGES) {
-                    fa_fetch_columns<KIND, DIM, stage::SLOTS>(
-                        &got, &x, at, (n + 1) * stage::SLOTS, tid);
-                } else if (next < range.end) {
-                    x = fa_matrix_at<KIND>(fa_again(a), FA_X_AT(PASS), next_place);
-                    fa_fetch_rows<KIND, FA_WALK>(&got, &x, next * FA_WALK, 0,
-                                                 tid);
-                }
-                if (active) {
-#pragma unroll
-                    for (int m = 0; m < stage::SHARES; m++) {
-                        fa_add_share<KIND, DIM, OWN>(
-                            first_sum, ds, n * stage::SHARES + m,
-                            columns + m * FA_SHARE_BYTES(KIND, DIM), area, tid);
-                    }
-                }
-            }
+        if (walk.with_first) { /* dK += dS^T Q, or dQ += dS K */
+            /* A key that some row does not see must not reach it. */
+            bool clear = !KV && t >= fa_common_tiles(a, first, ROWS);
+            fa_set_next(&next, form, &after, &tile_a);
+            fa_walk_columns<L>(walk.first_sum, ds, a, lds, &x, walk.x_scale,
+                               clear, &staged, &next, active, &tid);
         }
-        t = next;
-        walk_place = next_place;
+        t = coming;
+        walk_place = coming_place;
     }
-    a = fa_again(a);
-    number first_factor = (number)a->scale;
-    number second_factor = 1;
-    if constexpr (FA_IS_HALF(KIND)) {
-        const float weight = 0x1p-12f;
-        first_factor = first_factor * weight * fa_inverse_power(lift) *
-                       fa_inverse_power(x_scale);
-        second_factor = weight * fa_inverse_power(y_scale);
-    }
-    if (with_second) {
-        fa_store_gradient<KIND, DIM, OWN, layout::LDS_BYTES>(
-            a, FA_VIEW(dv), FA_SET_DV, own_place, first, a->seqlen_k,
-            a->head_dim_v, second_sum, second_factor, lds, tid);
-    }
-    if (with_first) {
-        fa_store_gradient<KIND, DIM, OWN, layout::LDS_BYTES>(
-            a, KV ? FA_VIEW(dk) : FA_VIEW(dq), KV ? FA_SET_DK : FA_SET_DQ,
-            own_place, first, KV ? a->seqlen_k : a->seqlen_q, a->head_dim,
-            first_sum, first_factor, lds, tid);
-    }
+    fa_store_sums(fa_again(a), &walk, own_place, first, lds, tid);
 }
 
 #endif

@@ -33,6 +33,8 @@
 #define FA_KERNELS_FORWARD_H
 
 #include "fit.h"
+#include "step.h"
+#include "store.h"
 
 /* P is at most 2^12: far from fp16's largest value, and its smallest normal
  * number is then 2^-26 of the row's largest weight. */
@@ -143,7 +145,7 @@ static FA_DEVICE void fa_softmax(fa_rows<KIND, DIM, OWN> *rows,
     for (int i = 0; i < OWN; i++) {
 #pragma unroll
         for (int j = 0; j < FA_WALKED; j++) {
-            s[i][j] = fa_exp2(fa_fma(s[i][j], scale_log2[i], bias[i]));
+            s[i][j] = fa_weight<KIND>(s[i][j], scale_log2[i], bias[i], 0);
             rows->sum[i] += s[i][j];
         }
         fa_set_weights<KIND>(&p[i], s[i]);
@@ -182,11 +184,12 @@ static FA_DEVICE void fa_add_specials(fa_rows<KIND, DIM, OWN> *rows,
     }
 }
 
-/* Whether x holds in any wave of the workgroup.  Nobody has used the LDS at
- * `lds` since the last barrier. */
+/* Whether x holds in any wave of the workgroup. */
 static FA_DEVICE bool fa_any_wave(bool x, fa_lds lds, uint32_t tid)
 {
     bool wave = fa_any(x);
+
+    fa_barrier(); /* what was in LDS is read */
     if (tid % FA_WAVE == 0) {
         fa_lds_store1(lds + tid / FA_WAVE * 4, wave);
     }
@@ -236,8 +239,13 @@ static FA_DEVICE void fa_store_rows(fa_args_in a,
             lse[row] = x;
             if (KIND == FA_F32 && a->out_lo != nullptr) {
                 /* log2(sum) is exact enough: at most 2^30 rows. */
-                float lost = (fa_log2(sum) - (log2_lse + bias)) * ln2 +
-                             fa_fma(log2_lse, ln2, -x) + log2_lse * FA_LN2_LO;
+                float lost = fa_log2(sum) - (log2_lse + bias);
+                if (fa_abs(bias) > FA_BIG_BIAS) {
+                    /* The weights were taken with the unrounded product. */
+                    lost -= fa_fma(-rows->most[i], scale_log2[i], -bias);
+                }
+                lost = lost * ln2 + fa_fma(log2_lse, ln2, -x) +
+                       log2_lse * FA_LN2_LO;
                 ((FA_GLOBAL float *)a->out_lo)[start + row] =
                     fa_abs(lost) < 1.0f ? lost : 0.0f; /* not for Inf, NaN */
             }
@@ -271,186 +279,129 @@ static FA_DEVICE void fa_store_rows(fa_args_in a,
     }
 }
 
+/* fp32 needs its registers for other things than long stages. */
+template <int KIND, int DIM, int OWN>
+struct fa_forward_layout
+    : fa_layout<KIND, DIM, OWN, 1, KIND == FA_F32 ? 1 : 8,
+                DIM / 8 * sizeof(FA_NUMBER(KIND)) >= 96> {};
+
+/* FA_BF16: scores of scaled keys become what they would be without. */
+template <int KIND, int OWN>
+static FA_DEVICE void fa_undo_keys(FA_NUMBER(KIND) s[OWN][FA_WALKED],
+                                   fa_lds area, uint32_t tid)
+{
+    FA_NUMBER(KIND) undo[FA_WALKED];
+
+    fa_get_walked<KIND>(undo, area, 0, tid);
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+#pragma unroll
+        for (int j = 0; j < FA_WALKED; j++) {
+            s[i][j] *= undo[j];
+        }
+    }
+}
+
 template <int KIND, int DIM, int OWN>
 static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
 {
-    typedef fa_shape<KIND, DIM, OWN> shape;
-    typedef fa_stage_of<KIND, DIM, OWN, shape::CHUNKS == 1,
-                        FA_MOST_SHARES(KIND)>
-        stage;
-    typedef FA_NUMBER(KIND) number;
-    enum {
-        STAYS = shape::CHUNKS == 1, /* Q in LDS */
-        /* Q is fetched when it is needed: registers are short. */
-        LATE = !STAYS && shape::CHANNELS * sizeof(number) > 96
-    };
+    typedef fa_forward_layout<KIND, DIM, OWN> L;
+    typedef typename L::number number;
+    enum { ROWS = L::ROWS, WAVE_ROWS = L::shape::WAVE_ROWS };
 
-    fa_lds own_tile = lds;
-    fa_lds walk_tile = lds + shape::OWN_BYTES;
-    fa_lds columns = STAYS ? walk_tile : own_tile;
-    fa_lds area = lds + stage::AREA_AT;
     uint32_t tid = fa_thread();
-    int last_tile = (a->seqlen_q - 1) / shape::ROWS;
-    int first = (last_tile - (int)fa_group_x()) * shape::ROWS;
-    int wave_first =
-        first + (int)fa_uniform(tid / FA_WAVE) * shape::WAVE_ROWS;
-    int tiles = fa_tiles(a, first, shape::ROWS);
-    int wave_tiles = fa_tiles(a, wave_first, shape::WAVE_ROWS);
+    int last_tile = (a->seqlen_q - 1) / ROWS;
+    int first = (last_tile - (int)fa_group_x()) * ROWS;
+    int wave_first = first + (int)fa_uniform(tid / FA_WAVE) * WAVE_ROWS;
+    int tiles = fa_tiles(a, first, ROWS);
+    int wave_tiles = fa_tiles(a, wave_first, WAVE_ROWS);
     int wave_sees = fa_last_key(a, wave_first); /* the first of its rows */
-    int common_tiles = fa_common_tiles(a, first, shape::ROWS);
+    int common_tiles = fa_common_tiles(a, first, ROWS);
     bool special = false;
-    /* In a vector register, because scalar ones are scarce. */
-    uint32_t place = fa_opaque(fa_group_z() << 16 | fa_group_y());
-    uint32_t key_place = fa_opaque(fa_group_z() << 16 | fa_group_y() / (uint32_t)a->group);
-    fa_matrix q = fa_matrix_at<KIND>(a, FA_Q_AT, place);
-    fa_matrix k = fa_matrix_at<KIND>(a, FA_K_AT, key_place);
-    fa_matrix v = fa_matrix_at<KIND>(a, FA_V_AT, key_place);
+    uint32_t place = fa_place<L>(fa_group_z(), fa_group_y());
+    uint32_t key_place =
+        fa_place<L>(fa_group_z(), fa_group_y() / (uint32_t)a->group);
     fa_rows<KIND, DIM, OWN> rows;
-    fa_fetched<OWN> got_own;
-    fa_fetched<stage::FETCH> got;
-
+    fa_staged<L> staged;
     fa_fit fit;
     float v_scale = 1.0f;
     number scale_log2[OWN];
 
-    if (fa_left_to_other<KIND, FA_FORWARD>(a, first, place, &fit, area, tid)) {
+    if (fa_left_to_other<KIND, FA_FORWARD>(a, first, place, &fit,
+                                           lds + L::AREA_AT, tid)) {
         return;
     }
     if constexpr (KIND == FA_BF16) {
         v_scale = fit.scale[FA_V_AT];
     }
+    /* 0 * -inf is NaN, and scale may be 0. */
+    number uniform = fa_scalar(
+        fa_max(fa_scale_log2<KIND>(a), (number)0x1p-126));
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        /* 0 * -inf is NaN, and scale may be 0. */
-        scale_log2[i] = fa_max(fa_scale_log2<KIND>(a) *
-                                   fa_undo_scale<KIND>(
-                                       a, FA_Q_AT, place,
-                                       first + fa_own_row(OWN, tid, i)),
-                               (number)0x1p-126);
+        int row = first + fa_own_row(OWN, tid, i);
+        scale_log2[i] = uniform;
+        if constexpr (KIND == FA_BF16) {
+            scale_log2[i] =
+                fa_max(uniform * fa_undo_scale<KIND>(a, FA_Q_AT, place, row),
+                       0x1p-126f);
+        }
     }
     fa_start_rows(&rows);
     if (tiles > 0) {
-        fa_fetch_rows<KIND, shape::ROWS>(&got_own, &q, first, 0, tid);
-        fa_fetch_rows<KIND, FA_WALK>(&got, &k, 0, 0, tid);
-        if (STAYS) {
-            fa_commit_rows<KIND, shape::ROWS, FA_OWN_MASK>(
-                own_tile, &got_own, &q, first, 0, fa_flip<KIND>(a), tid);
+        fa_tile q = fa_tile_of(FA_Q_AT, place, first, fa_flip<KIND>(a));
+        fa_tile k = fa_tile_of(FA_K_AT, key_place, 0, 0);
+        fa_next next;
+        fa_set_next(&next, FA_ROWS_OF, &k, &q);
+        fa_fetch_next<L>(&staged, a, &next, tid);
+        if (L::STAYS) {
+            fa_settle<L>(lds, &staged, a, &q, tid);
         }
     }
     for (int t = 0; t < tiles; t++) {
         int key = t * FA_WALK;
+        bool active = t < wave_tiles;
         number s[OWN][FA_WALKED];
         fa_weights<KIND> p[OWN];
 
         a = fa_again(a);
-        int granules = (a->head_dim + FA_GRANULE(KIND) - 1) / FA_GRANULE(KIND);
-        int chunks =
-            STAYS ? 1 : (granules + FA_CHUNK_GRANULES - 1) / FA_CHUNK_GRANULES;
-        float undo = 1.0f; /* of key `tid` */
+        fa_tile q = fa_tile_of(FA_Q_AT, place, first, fa_flip<KIND>(a));
+        fa_tile k = fa_tile_of(FA_K_AT, key_place, key, 0);
+        fa_tile v = fa_tile_of(FA_V_AT, key_place, key, 0);
+        fa_next next;
+        float undo = 1.0f; /* of a key */
         if (KIND == FA_BF16) {
             undo = fa_undo_scale<KIND>(a, FA_K_AT, key_place,
                                        key + (int)(tid & (FA_WALK - 1)));
         }
         fa_clear_products<OWN>(s);
-#pragma unroll 1
-        for (int chunk = 0; chunk < chunks; chunk++) {
-            fa_barrier(); /* the tiles are read */
-            tid = fa_opaque(tid);
-            if (!STAYS) {
-                q = fa_matrix_at<KIND>(fa_again(a), FA_Q_AT, place);
-                if (LATE) {
-                    fa_fetch_rows<KIND, shape::ROWS>(&got_own, &q, first, chunk,
-                                                     tid);
-                }
-                fa_commit_rows<KIND, shape::ROWS, FA_OWN_MASK>(
-                    own_tile, &got_own, &q, first, chunk, fa_flip<KIND>(a), tid);
-            }
-            if (!STAYS) k = fa_matrix_at<KIND>(fa_again(a), FA_K_AT, key_place);
-            fa_commit_rows<KIND, FA_WALK, FA_WALK_MASK>(walk_tile, &got, &k, key,
-                                                        chunk, 0, tid);
-            if (KIND == FA_BF16 && chunk == 0 && tid < FA_WALK) {
-                fa_put_walked<KIND>(area, 0, undo, tid);
-            }
-            fa_barrier(); /* Q and K are in LDS */
-            tid = fa_opaque(tid);
-            if (!STAYS && chunk + 1 < chunks) {
-                if (!LATE) {
-                q = fa_matrix_at<KIND>(fa_again(a), FA_Q_AT, place);
-                fa_fetch_rows<KIND, shape::ROWS>(&got_own, &q, first, chunk + 1,
-                                                 tid);
-                }
-                fa_fetch_rows<KIND, FA_WALK>(&got, &k, key, chunk + 1, tid);
-            } else {
-                if (!STAYS) v = fa_matrix_at<KIND>(fa_again(a), FA_V_AT, key_place);
-                fa_fetch_columns<KIND, DIM, stage::SLOTS>(&got, &v, key, 0, tid);
-            }
-            if (t < wave_tiles) {
-                fa_multiply_chunk<KIND, DIM, OWN>(
-                    s, own_tile, walk_tile,
-                    fa_min_int(granules - chunk * FA_CHUNK_GRANULES,
-                               FA_CHUNK_GRANULES),
-                    tid);
-            }
-        }
-        if (t < wave_tiles) {
-            if constexpr (KIND == FA_BF16) {
-                number undo_key[FA_WALKED];
-                fa_get_walked<KIND>(undo_key, area, 0, tid);
-#pragma unroll
-                for (int j = 0; j < FA_WALKED; j++) {
-#pragma unroll
-                    for (int i = 0; i < OWN; i++) {
-                        s[i][j] *= undo_key[j];
-                    }
-                }
+        fa_set_next(&next, FA_COLUMNS_OF, &v, &q);
+        fa_walk_rows<L>(s, a, a->head_dim, lds, lds, &q, &k, undo,
+                        KIND == FA_BF16 ? 1 : 0, &staged, &next, active, &tid);
+        if (active) {
+            if (KIND == FA_BF16) {
+                fa_undo_keys<KIND, OWN>(s, lds + L::AREA_AT, tid);
             }
             if (key + FA_WALK - 1 > wave_sees) {
                 fa_mask_keys<KIND, OWN>(s, fa_again(a), first, key, tid);
             }
             fa_softmax(&rows, s, p, scale_log2);
         }
-#pragma unroll
-        for (int n = 0; n < stage::STAGES; n++) {
-            fa_barrier(); /* K, or the last stage of V, is read */
-            tid = fa_opaque(tid);
-            if (!STAYS) v = fa_matrix_at<KIND>(fa_again(a), FA_V_AT, key_place);
-            special |= fa_commit_columns<KIND, DIM, stage::SLOTS>(
-                columns, &got, &v, key, n * stage::SLOTS, v_scale,
-                t >= common_tiles,
-                tid);
-            fa_barrier(); /* V is in LDS */
-            if (n + 1 < stage::STAGES) {
-                fa_fetch_columns<KIND, DIM, stage::SLOTS>(
-                    &got, &v, key, (n + 1) * stage::SLOTS, tid);
-            } else if (t + 1 < tiles) {
-                if (!STAYS && !LATE) {
-                    q = fa_matrix_at<KIND>(fa_again(a), FA_Q_AT, place);
-                    fa_fetch_rows<KIND, shape::ROWS>(&got_own, &q, first, 0,
-                                                     tid);
-                }
-                if (!STAYS) k = fa_matrix_at<KIND>(fa_again(a), FA_K_AT, key_place);
-                fa_fetch_rows<KIND, FA_WALK>(&got, &k, key + FA_WALK, 0, tid);
-            }
-            if (t < wave_tiles) {
-#pragma unroll
-                for (int m = 0; m < stage::SHARES; m++) {
-                    fa_add_share<KIND, DIM, OWN>(
-                        rows.out, p, n * stage::SHARES + m,
-                        columns + m * FA_SHARE_BYTES(KIND, DIM), area, tid);
-                }
-            }
-        }
+        k.first += FA_WALK;
+        fa_set_next(&next, t + 1 < tiles ? FA_ROWS_OF : FA_NOTHING, &k, &q);
+        special |= fa_walk_columns<L>(rows.out, p, a, lds, &v, v_scale,
+                                      t >= common_tiles, &staged, &next, active,
+                                      &tid);
     }
     a = fa_again(a);
-    common_tiles = fa_common_tiles(a, first, shape::ROWS);
-    if (common_tiles < fa_tiles(a, first, shape::ROWS) &&
-        fa_any_wave(special, area, tid)) {
-        v = fa_matrix_at<KIND>(a, FA_V_AT, key_place);
+    common_tiles = fa_common_tiles(a, first, ROWS);
+    if (common_tiles < fa_tiles(a, first, ROWS) &&
+        fa_any_wave(special, lds + L::AREA_AT, tid)) {
+        fa_matrix v = fa_matrix_at<KIND>(a, FA_V_AT, key_place);
         fa_add_specials(&rows, a, &v, first, common_tiles * FA_WALK, tid);
     }
-    fa_store_rows<KIND, DIM, OWN, stage::LDS_BYTES>(
-        fa_again(a), &rows, first, place, scale_log2, v_scale, lds,
-        tid);
+    fa_store_rows<KIND, DIM, OWN, L::END>(fa_again(a), &rows, first, place,
+                                          scale_log2, v_scale, lds, tid);
 }
 
 #endif

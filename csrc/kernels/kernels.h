@@ -29,7 +29,7 @@
  * compiler keeps to 128 registers). */
 template <int PASS, int KIND, int DIM, int OWN> struct fa_kernel {
     enum {
-        LDS_BYTES = fa_backward_shape<KIND, DIM, OWN>::LDS_BYTES,
+        LDS_BYTES = fa_backward_layout<KIND, DIM, OWN, PASS>::LDS_BYTES,
         WAVES = 1
     };
     static FA_DEVICE void run(fa_args_in a, fa_lds lds)
@@ -40,11 +40,10 @@ template <int PASS, int KIND, int DIM, int OWN> struct fa_kernel {
 
 template <int KIND, int DIM, int OWN>
 struct fa_kernel<FA_FORWARD, KIND, DIM, OWN> {
+    typedef fa_forward_layout<KIND, DIM, OWN> layout;
     enum {
-        ONE_CHUNK = fa_shape<KIND, DIM, OWN>::CHUNKS == 1,
-        LDS_BYTES = fa_stage_of<KIND, DIM, OWN, ONE_CHUNK,
-                                FA_MOST_SHARES(KIND)>::LDS_BYTES,
-        WAVES = ONE_CHUNK && KIND == FA_F16 ? 2 : 1
+        LDS_BYTES = layout::END,
+        WAVES = layout::STAYS && KIND == FA_F16 ? 2 : 1
     };
     static FA_DEVICE void run(fa_args_in a, fa_lds lds)
     {

@@ -98,6 +98,28 @@ static FA_DEVICE double fa_exp2(double x)
     return fa_ldexp(y, (int)n);
 }
 
+/* 2^(a * b + c + d), d small.  fp32: what rounding takes from a * b + c counts,
+ * because at an exponent of 8 it is three bits of the result. */
+template <int KIND>
+static FA_DEVICE FA_NUMBER(KIND) fa_weight(FA_NUMBER(KIND) a,
+                                           FA_NUMBER(KIND) b,
+                                           FA_NUMBER(KIND) c,
+                                           FA_NUMBER(KIND) d)
+{
+    FA_NUMBER(KIND) x = fa_fma(a, b, c);
+
+    if constexpr (KIND == FA_F32) {
+        const float ln2 = 0.693147181f;
+        float product = x - c;
+        float lost = fa_fma(a, b, -product) + (c - (x - product)) + d;
+        float y = fa_exp2(x);
+        /* Not for infinities, of which nothing is left but NaN. */
+        return fa_abs(lost) < 0.5f ? fa_fma(y, lost * ln2, y) : y;
+    } else {
+        return fa_exp2(x);
+    }
+}
+
 /* log2(x) for 2^-100 < x < 2^100: the hardware's value, corrected by the
  * first terms of log2(1 + t). */
 static FA_DEVICE double fa_log2(double x)

@@ -2,15 +2,16 @@
  * the tensors that args->prepare names.
  *
  *   delta[i] = sum_d dO[i][d] (O[i][d] + O_lo[i][d]) - dLSE[i]
- *   block_of[x] = largest norm and range of exponents of 64 rows of x
+ *   block_of[x] = largest norm and range of exponents of 64 rows of x; with
+ *                 dLSE the norms are of (dO[i], dLSE[i]) and 2 (V[j], 1), whose
+ *                 product bounds dS then too
  *   scale_of[x] = the power of two that brings a bf16 row into fp16's range
  *
  * Shapes  as in args.h.  x of q, k, v, dout.
  * Types   Number is float, or double for fp64 tensors, which need delta only.
  * Grid    x = 4 * prepare_blocks, tensor after tensor; y = H; z = B.
  *         Workgroups without rows leave at once.
- * Lanes   8 lanes share a row, 32 rows at a time; lane c has channels c + 8n,
- *         so any stride will do.
+ * Lanes   8 lanes share a row, 32 rows at a time.
  * Order   fixed, no atomics: repeats bit for bit.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
@@ -19,7 +20,61 @@
 
 #include "fit.h"
 
-/* An element of any type. */
+/* What a lane, then a row, then a block knows. */
+typedef struct fa_extent {
+    float norm;
+    int largest;  /* biased exponent of a finite element, as bf16 has it */
+    int smallest; /* 255 - the smallest of one that is not 0 */
+} fa_extent;
+
+/* `exact`: with the range of exponents, which bf16 alone needs. */
+static FA_DEVICE void fa_extend(fa_extent *e, float x, bool exact)
+{
+    e->norm = fa_fma(x, x, e->norm);
+    if (exact) {
+        uint32_t bits = fa_bits<uint32_t>(x);
+        int exponent = (int)(bits >> 23 & 255);
+        bool counts = exponent != 255 && (bits & 0x7fffffff) != 0;
+
+        e->largest = fa_max_int(e->largest, counts ? exponent : 0);
+        e->smallest = fa_max_int(e->smallest, counts ? 255 - exponent : 0);
+    }
+}
+
+/* -- a row ----------------------------------------------------------------- */
+
+/* A row of x and, for delta, those of out and out_lo: same type, any strides.
+ * `out` NULL: no delta; `out_lo` NULL: not there. */
+typedef struct fa_row {
+    fa_global_in x;
+    fa_global_in out;
+    fa_global_in out_lo;
+    int64_t x_channel; /* strides in elements */
+    int64_t out_channel;
+    int channels;
+    int stored;
+    bool exact;
+} fa_row;
+
+/* Elements e = 0, 1, ... of 16 bytes, as numbers. */
+template <typename Number>
+static FA_DEVICE Number fa_element_of(u32x4 x, int e, int stored)
+{
+    uint32_t word[4] = {x.x, x.y, x.z, x.w};
+
+    if constexpr (sizeof(Number) == 8) {
+        u32x2 both;
+        both.x = word[2 * e];
+        both.y = word[2 * e + 1];
+        return fa_bits<double>(both);
+    } else {
+        return stored == FA_F32
+                   ? fa_bits<float>(word[e & 3])
+                   : fa_unpack_as(stored, word[e / 2] >> (e % 2 * 16));
+    }
+}
+
+/* One element at any address. */
 template <typename Number>
 static FA_DEVICE Number fa_any_element(fa_global_in row, int64_t channel,
                                        int stored)
@@ -35,24 +90,71 @@ static FA_DEVICE Number fa_any_element(fa_global_in row, int64_t channel,
     }
 }
 
-/* What a lane, then a row, then a block knows. */
-typedef struct fa_extent {
-    float norm;
-    int largest;  /* biased exponent of a finite element, as bf16 has it */
-    int smallest; /* 255 - the smallest of one that is not 0 */
-} fa_extent;
-
-static FA_DEVICE void fa_extend(fa_extent *e, float x)
+template <typename Number>
+static FA_DEVICE void fa_take_element(fa_extent *e, Number *delta, Number x,
+                                      Number out, const fa_row *row)
 {
-    uint32_t bits = fa_bits<uint32_t>(x);
-    int exponent = (int)(bits >> 23 & 255);
-    bool finite = exponent != 255;
+    if (sizeof(Number) != 8) {
+        fa_extend(e, (float)x, row->exact);
+    }
+    *delta = fa_fma(x, out, *delta);
+}
 
-    e->norm = fa_fma(x, x, e->norm);
-    e->largest = finite ? fa_max_int(e->largest, exponent) : e->largest;
-    e->smallest = finite && (bits & 0x7fffffff) != 0
-                      ? fa_max_int(e->smallest, 255 - exponent)
-                      : e->smallest;
+/* 16 bytes at a time; lane c of 8 takes granules c + 8n. */
+template <typename Number>
+static FA_DEVICE void fa_look_wide(const fa_row *row, fa_extent *e,
+                                   Number *delta, uint32_t tid)
+{
+    enum { MOST = sizeof(Number) == 8 ? 2 : 8 };
+    int bytes = fa_bytes_of(row->stored);
+    int elements = 16 / bytes;
+
+#pragma unroll 2
+    for (int g = (int)(tid & 7); g * elements < row->channels; g += 8) {
+        u32x4 x = ((const FA_GLOBAL u32x4 *)row->x)[g];
+        u32x4 out = {0, 0, 0, 0};
+        u32x4 low = {0, 0, 0, 0};
+
+        if (row->out != nullptr) {
+            out = ((const FA_GLOBAL u32x4 *)row->out)[g];
+        }
+        if (row->out_lo != nullptr) {
+            low = ((const FA_GLOBAL u32x4 *)row->out_lo)[g];
+        }
+#pragma unroll
+        for (int n = 0; n < MOST; n++) {
+            if (n < elements) {
+                fa_take_element<Number>(
+                    e, delta, fa_element_of<Number>(x, n, row->stored),
+                    fa_element_of<Number>(out, n, row->stored) +
+                        fa_element_of<Number>(low, n, row->stored),
+                    row);
+            }
+        }
+    }
+}
+
+/* Element by element; lane c has channels c + 8n. */
+template <typename Number>
+static FA_DEVICE void fa_look_narrow(const fa_row *row, fa_extent *e,
+                                     Number *delta, uint32_t tid)
+{
+#pragma unroll 1
+    for (int d = (int)(tid & 7); d < row->channels; d += 8) {
+        Number x =
+            fa_any_element<Number>(row->x, d * row->x_channel, row->stored);
+        Number out = 0;
+
+        if (row->out != nullptr) {
+            out = fa_any_element<Number>(row->out, d * row->out_channel,
+                                         row->stored);
+        }
+        if (row->out_lo != nullptr) {
+            out += fa_any_element<Number>(row->out_lo, d * row->out_channel,
+                                          row->stored);
+        }
+        fa_take_element<Number>(e, delta, x, out, row);
+    }
 }
 
 /* Over the 8 lanes of a row.  Exponents are exact as floats. */
@@ -96,53 +198,68 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
         (batch * view->stride[0] + head * view->stride[1]) * bytes;
     int64_t start = ((int64_t)batch * heads + head) * rows;
     fa_extent whole = {0.0f, 0, 0};
-    bool wide = false;
+    bool spread = false; /* some row spans too many binades */
+    bool exact = a->scale_of[which] != nullptr;
+    uint32_t sets = which == FA_DOUT_AT ? FA_SET_DOUT | FA_SET_OUT
+                                        : 1u << which;
+    bool wide = (a->wide & sets) == sets;
 
+#pragma unroll
     for (int n = 0; n < FA_BLOCK_ROWS; n += 32) {
         int row = block * FA_BLOCK_ROWS + n + (int)(tid >> 3);
         bool valid = row < rows;
         int64_t r = fa_min_int(row, rows - 1);
-        fa_global_in from = base + r * view->stride[2] * bytes;
         fa_extent one = {0.0f, 0, 0};
         Number delta = 0;
+        fa_row from;
 
-        for (int d = (int)(tid & 7); d < channels; d += 8) {
-            Number x = fa_any_element<Number>(from, d * view->stride[3], stored);
-            if (!IS_DOUBLE) {
-                fa_extend(&one, (float)x);
+        from.x = base + r * view->stride[2] * bytes;
+        from.x_channel = view->stride[3];
+        from.out = nullptr;
+        from.out_lo = nullptr;
+        from.out_channel = a->out.stride[3];
+        from.channels = channels;
+        from.stored = stored;
+        from.exact = exact;
+        if (which == FA_DOUT_AT) {
+            int64_t at = (batch * a->out.stride[0] + head * a->out.stride[1] +
+                          r * a->out.stride[2]) *
+                         bytes;
+            from.out = (fa_global_in)a->out.data + at;
+            if (a->out_lo != nullptr && bytes == 2) { /* of fp32: of LSE */
+                from.out_lo = (fa_global_in)a->out_lo + at;
             }
-            if (which == FA_DOUT_AT) {
-                int64_t at = batch * a->out.stride[0] +
-                             head * a->out.stride[1] + r * a->out.stride[2] +
-                             d * a->out.stride[3];
-                Number o = fa_any_element<Number>((fa_global_in)a->out.data, at,
-                                                  stored);
-                if (a->out_lo != nullptr && bytes == 2) {
-                    o += fa_any_element<Number>((fa_global_in)a->out_lo, at,
-                                                stored);
-                }
-                delta = fa_fma(x, o, delta);
-            }
+        }
+        if (wide) {
+            fa_look_wide<Number>(&from, &one, &delta, tid);
+        } else {
+            fa_look_narrow<Number>(&from, &one, &delta, tid);
         }
         fa_share_extent(&one);
         delta = fa_sum8(delta);
-        if (which == FA_DOUT_AT && valid && (tid & 7) == 0) {
+        if (which == FA_DOUT_AT) {
+            Number dlse = 0;
             if (a->dlse.data != nullptr) {
-                delta -= ((const FA_GLOBAL Number *)
-                              a->dlse.data)[batch * a->dlse.stride[0] +
-                                            head * a->dlse.stride[1] +
-                                            r * a->dlse.stride[2]];
+                dlse = ((const FA_GLOBAL Number *)
+                            a->dlse.data)[batch * a->dlse.stride[0] +
+                                          head * a->dlse.stride[1] +
+                                          r * a->dlse.stride[2]];
             }
-            ((FA_GLOBAL Number *)a->delta)[start + r] = delta;
+            one.norm = fa_fma((float)dlse, (float)dlse, one.norm);
+            if (valid && (tid & 7) == 0) {
+                ((FA_GLOBAL Number *)a->delta)[start + r] = delta - dlse;
+            }
+        } else if (which == FA_V_AT && a->dlse.data != nullptr) {
+            one.norm = (one.norm + 1.0f) * 4.0f;
         }
-        if (valid && a->scale_of[which] != nullptr && (tid & 7) == 0) {
+        if (valid && exact && (tid & 7) == 0) {
             ((FA_GLOBAL float *)a->scale_of[which])[start + r] =
                 fa_row_scale(one.largest);
         }
         /* Rows with NaN or Inf bound nobody: they are not finite anyway. */
         bool counts = valid && one.norm < FA_INFINITY;
         whole.norm = counts ? fa_max(whole.norm, one.norm) : whole.norm;
-        wide |= valid && one.largest - (255 - one.smallest) > FA_FIT_BINADES;
+        spread |= valid && one.largest - (255 - one.smallest) > FA_FIT_BINADES;
         whole.largest = valid ? fa_max_int(whole.largest, one.largest)
                               : whole.largest;
         whole.smallest = valid ? fa_max_int(whole.smallest, one.smallest)
@@ -154,7 +271,7 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
     whole.norm = fa_group_max(whole.norm, lds, tid);
     whole.largest = (int)fa_group_max((float)whole.largest, lds, tid);
     whole.smallest = (int)fa_group_max((float)whole.smallest, lds, tid);
-    float wide_row = fa_group_max(wide ? 1.0f : 0.0f, lds, tid);
+    float some_spread = fa_group_max(spread ? 1.0f : 0.0f, lds, tid);
     if (tid == 0) {
         int64_t blocks = (rows + FA_BLOCK_ROWS - 1) / FA_BLOCK_ROWS;
         FA_GLOBAL fa_block *to =
@@ -163,7 +280,7 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
         to->norm = whole.norm;
         to->exponents = (uint32_t)whole.largest |
                         (uint32_t)whole.smallest << 8 |
-                        (wide_row > 0.0f ? 1u << 16 : 0);
+                        (some_spread > 0.0f ? 1u << 16 : 0);
     }
 }
 

@@ -498,6 +498,17 @@ template <typename To, typename From> static FA_DEVICE To fa_bits(From x)
     return y;
 }
 
+/* The value of the first lane, in a scalar register. */
+static FA_DEVICE float fa_scalar(float x)
+{
+    return fa_bits<float>(fa_uniform(fa_bits<uint32_t>(x)));
+}
+
+static FA_DEVICE double fa_scalar(double x)
+{
+    return x; /* fp64 is short of scalar registers */
+}
+
 template <int STEP> static FA_DEVICE double fa_swap8(double x)
 {
     u32x2 half = fa_bits<u32x2>(x);
