@@ -94,7 +94,7 @@ bool check_wait(check_wave *c, unsigned vm, unsigned lgkm)
         }
         bool complete = !(p->vm || p->lgkm);
         changed = changed || complete;
-        effect = effect || (complete && (p->count != 0 || p->slots != 0));
+        effect = effect || (complete && p->count != 0);
     }
     for (unsigned i = 0; i < 3 && lgkm == 0; i++) {
         effect = effect || c->smem.scalar[i] != 0;

@@ -101,7 +101,10 @@ HIPSIM_API const char *hipsimLastReport(void);
  *   skip            leave out the instruction at this offset from the kernel's
  *                   entry, -1 none
  *   probe           report the s_waitcnt there if it waits for anything but
- *                   stores to global memory, -1 none; needs level 2
+ *                   stores, -1 none; needs level 2
+ *   mutated         skip and probe leave kernels alone whose code_bytes (of
+ *                   hipsimObjectInfo) are not these, 0 none: an offset means
+ *                   something else in each kernel of a call
  *
  * skip and probe are for tests that ask whether an instruction is needed. First
  * read from HIPSIM_CHECK, HIPSIM_THREADS, ... once; HIPSIM_DOT2 and HIPSIM_ULP

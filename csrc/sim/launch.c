@@ -341,6 +341,8 @@ hipError_t sim_launch_run(const sim_launch *launch, sim_region_list *memory,
         goto done;
     }
     table = (sim_memory){memory->region, memory->count};
+    const int64_t only = sim_option_get(SIM_OPTION_MUTATED);
+    const bool mutated = only == 0 || (uint64_t)only == kernel->code_bytes;
     sim_dispatch dispatch = {
         .kernel = kernel->name,
         .code = launch->code,
@@ -358,8 +360,8 @@ hipError_t sim_launch_run(const sim_launch *launch, sim_region_list *memory,
         .budget = (uint64_t)sim_option_get(SIM_OPTION_BUDGET),
         .sample = (uint64_t)sim_option_get(SIM_OPTION_SAMPLE),
         .seed = (uint64_t)sim_option_get(SIM_OPTION_SEED),
-        .skip = sim_option_get(SIM_OPTION_SKIP),
-        .probe = sim_option_get(SIM_OPTION_PROBE),
+        .skip = mutated ? sim_option_get(SIM_OPTION_SKIP) : -1,
+        .probe = mutated ? sim_option_get(SIM_OPTION_PROBE) : -1,
         .dot2 = (unsigned)sim_option_get(SIM_OPTION_DOT2),
         .adversarial_ulp = sim_option_get(SIM_OPTION_ULP) != 0,
     };

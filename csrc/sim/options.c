@@ -63,6 +63,8 @@ static const option_row rows[SIM_OPTIONS] = {
     [SIM_OPTION_SKIP] = {"skip", "HIPSIM_SKIP", -1, -1, INT64_MAX, NULL, NULL},
     [SIM_OPTION_PROBE] = {"probe", "HIPSIM_PROBE", -1, -1, INT64_MAX, NULL,
                           NULL},
+    [SIM_OPTION_MUTATED] = {"mutated", "HIPSIM_MUTATED", 0, 0, INT64_MAX, NULL,
+                            NULL},
 };
 
 static _Atomic int64_t values[SIM_OPTIONS];

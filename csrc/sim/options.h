@@ -19,6 +19,7 @@ typedef enum sim_option {
     SIM_OPTION_TRACED,  /* workgroups whose schedule a profile tells */
     SIM_OPTION_SKIP,    /* leave out the instruction at this offset */
     SIM_OPTION_PROBE,   /* report the s_waitcnt there if it has an effect */
+    SIM_OPTION_MUTATED, /* code bytes of the kernel that both are for, 0 any */
     SIM_OPTIONS
 } sim_option;
 

@@ -46,7 +46,7 @@ DEVICE inline void barrier()
 """
 OPTIONS = (
     *("check", "threads", "cpu", "budget", "sample", "seed"),
-    *("dot2", "ulp", "profile", "profile_groups", "skip", "probe"),
+    *("dot2", "ulp", "profile", "profile_groups", "skip", "probe", "mutated"),
 )
 
 
