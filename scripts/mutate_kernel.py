@@ -10,12 +10,44 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
-from mutate import FINDINGS, HEAD_DIMS, REGIMES, SITES, Site
+from mutate import FINDINGS, REGIMES, ROOT, SITES, Site, unit_of
 
 import hipsim
-from flash_attn_rocm import _ops
+
+sys.path.insert(0, str(ROOT / "tests"))
+
+from helpers.kernels import (
+    FAMILIES,
+    WANT_ALL,
+    WANT_DQ,
+    Family,
+    Problem,
+    backward,
+    forward,
+    normal,
+)
+
+WANT_KV = WANT_ALL - WANT_DQ
+
+
+def family_with(symbol: str) -> tuple[Family, str]:
+    """The kernels that `symbol` is one of, and what it does there.
+
+    Of the families that share fa_prepare the one whose plan asks most of it: bfloat16
+    in fp16's range, with scales and blocks of all four tensors.
+    """
+    if symbol == "fa_prepare":
+        return next(f for f in FAMILIES if f.name == "bf16_d64"), "prepare"
+    if symbol == "fa_prepare_f64":
+        return next(f for f in FAMILIES if f.name == "f64_d32"), "prepare"
+    for family in FAMILIES:
+        for role in ("forward", "keys", "queries"):
+            if getattr(family, role) == symbol:
+                return family, role
+    raise SystemExit(f"{symbol}: not a kernel of variants.def")
 
 
 class Kernel:
@@ -23,49 +55,60 @@ class Kernel:
 
     def __init__(self, image: bytes, name: str) -> None:
         self.name = name
-        self.dims = HEAD_DIMS[name.removeprefix("fa_fwd_f16_")]
+        self.family, self.role = family_with(name)
         self.listing = hipsim.disassemble(image, name)
         self.problems = [self._problem(i, *r) for i, r in enumerate(REGIMES)]
+        self.saved = [forward(p, self.family) for p in self.problems]
         self.results = [self.run(i) for i in range(len(self.problems))]
         self.executed = self._executed()
 
-    def _problem(self, seed, heads, heads_k, length, length_k, causal, dim, data):
-        generator = torch.Generator().manual_seed(seed)
-        shapes = ((heads, length), (heads_k, length_k), (heads_k, length_k))
-        q, k, v = (
-            torch.randn(1, h, s, self.dims[dim], generator=generator).half()
-            for h, s in shapes
-        )
-        scale = self.dims[dim] ** -0.5
-        if data == "negative scale":
-            scale = -scale
-        elif data == "infinite value in the last key":
-            v[:, :, -1] = torch.inf
+    def _problem(
+        self,
+        seed: int,
+        heads: int,
+        heads_k: int,
+        length: int,
+        length_k: int,
+        causal: int,
+        aligned: int,
+        data: str,
+    ) -> Problem:
+        # The bucket's own head dim with loads of 16 bytes, or one that has none.
+        dim = self.family.dim if aligned else self.family.dim - 3
+        form: dict[str, Any] = dict(heads=heads, heads_k=heads_k, causal=causal)
+        if "negative scale" in data:
+            form["scale"] = -(dim**-0.5)
+        p = normal(self.family.dtype, length, length_k, dim, seed=seed, **form)
+        if data == "infinite value in the last key":
+            p.v[:, :, -1] = torch.inf
         elif data == "NaN value in a late key":
-            v[:, :, 150] = torch.nan
+            p.v[:, :, 150] = torch.nan
+        elif data == "log-sum-exp has a gradient":
+            wide = torch.promote_types(self.family.dtype, torch.float32)
+            p.dlse = torch.ones(p.rows, dtype=wide)
+        elif data == "range beyond fp16":
+            p.v[:, :, 0] *= 2.0**30  # bfloat16 goes the fp32 way
         else:
-            assert not data, data
-        return q * 4, k, v, scale, causal  # sharp rows: the running maximum moves
+            assert not data or "float32 gradients" in data, data
+        return p.but(q=p.q * 4)  # sharp rows: the running maximum moves
 
-    def run(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output and LSE of one problem; HipError or RuntimeError on a finding."""
-        q, k, v, scale, causal = self.problems[index]
-        out = torch.full_like(q, 7.0)
-        lse = torch.full(q.shape[:3], 7.0)
-        sizes = [part for t in (q, k, v) for part in (tuple(t.shape), t.stride())]
-        _ops.ext.forward(
-            *(0, 0, 0, "gfx906", _ops.dtype_code(q.dtype)),
-            *(t.data_ptr() for t in (q, k, v, out, lse)),
-            *sizes,
-            out.stride(),
-            scale,
-            causal,
-        )
-        return out, lse
+    def run(self, index: int) -> tuple[torch.Tensor, ...]:
+        """Results of one problem; HipError or RuntimeError on a finding."""
+        p = self.problems[index]
+        if self.role == "forward":
+            saved = forward(p, self.family)
+            return tuple(t for t in saved if t is not None)
+        wanted = {"prepare": WANT_ALL, "keys": WANT_KV, "queries": WANT_DQ}[self.role]
+        fp32 = "float32 gradients" in REGIMES[index][-1]
+        saved = self.saved[index]
+        grads = backward(p, saved, self.family, wanted=wanted, fp32=fp32)
+        return tuple(t for t in grads if t is not None)
 
-    def same(self, index: int, result: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    def same(self, index: int, result: tuple[torch.Tensor, ...]) -> bool:
         return all(
-            torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+            torch.equal(
+                a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)
+            )
             for a, b in zip(result, self.results[index])
         )
 
@@ -78,9 +121,9 @@ class Kernel:
             self.run(index)
         hipsim.set_option("profile", 0)
         for launch in hipsim.take_profile()["launches"]:
-            assert launch["kernel"] == self.name, launch["kernel"]
-            for row in launch["instructions"]:
-                counts[row["offset"]] = counts.get(row["offset"], 0) + row["count"]
+            if launch["kernel"] == self.name:
+                for row in launch["instructions"]:
+                    counts[row["offset"]] = counts.get(row["offset"], 0) + row["count"]
         return counts
 
     def sites(self) -> Iterator[Site]:
@@ -102,6 +145,8 @@ def everything(kernel: Kernel, seeds: int) -> tuple[str, str]:
                 report = str(error).splitlines()[0]
                 kind = FINDINGS.search(report)
                 return ("reported", kind[1]) if kind else ("other error", report)
+            except AssertionError as error:  # a canary beside an output
+                return "changed", str(error)
             if not kernel.same(index, result):
                 return "changed", f"regime {REGIMES[index]}, seed {seed}"
     return "", ""
@@ -135,10 +180,13 @@ def judge(kernel: Kernel, site: Site, seeds: int) -> None:
 
 def main() -> int:
     folder, seeds, name = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    image = (folder / "fa_gfx906.co").read_bytes()
+    file = folder / unit_of(name)
+    facts = {k["name"]: k for k in hipsim.object_info(file)["kernels"]}
     hipsim.set_option("check", 2)
     hipsim.set_option("threads", 1)
-    kernel = Kernel(image, name)
+    # The other kernels of a call have other instructions at these offsets.
+    hipsim.set_option("mutated", facts[name]["code_bytes"])
+    kernel = Kernel(file.read_bytes(), name)
     hipsim.set_option("seed", 0)
     sites = list(kernel.sites())
     for site in sites:
