@@ -4,12 +4,19 @@ names, and for each call which of them ran fused.
 SPDX-License-Identifier: BSD-3-Clause
 """
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers import (
     CLONES,
     NONE,
+    ROOT,
     TOP_LEFT,
     HoldsTheFunction,
     error_ratio,
@@ -133,3 +140,61 @@ def test_copies_of_a_model_that_holds_the_function_run_fused(clone):
     again = clone(model)
     assert torch.equal(again(x), want)
     assert answered_by() == "fa_fwd_f16_d32_plain"
+
+
+# ----------------------------------------------------------- the cases' own files
+
+CASES = Path(os.environ.get("FA_CASES", ROOT.parent / "shared" / "cases"))
+# Forward and backward calls of each file that run fused on the simulator, and why the
+# others do not. The only call of b63 is in a child of its child: see above.
+FILES = {
+    "b01": (10, 0, set()),
+    "b03": (5, 5, set()),
+    "b13": (20, 0, set()),
+    "b15": (0, 0, {"head_dim"}),  # 264 and more
+    "b19": (14, 14, set()),
+    "b25": (36, 0, set()),
+    "b37": (0, 0, {"dropout", "mask"}),  # the others launch nothing: empty
+    "b53": (9, 9, {"mask"}),
+    "b55": (4, 8, set()),  # double backward: through two fused backwards
+    "b57": (4, 4, set()),
+    "b59": (5, 0, {"rank", "argument"}),
+    "b60": (1, 0, {"head_dim"}),
+    "b63": (0, 0, set()),
+    "b71": (6, 0, set()),
+    "b74": (36, 0, set()),
+}
+
+
+@pytest.mark.skipif(
+    not CASES.exists(), reason=f"no folder {CASES.name} beside the tree"
+)
+@pytest.mark.parametrize("name", FILES)
+def test_a_case_file_passes_with_as_many_fused_calls(name, tmp_path):
+    counts = tmp_path / "counts.json"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            *("-p", "helpers.count_fused", f"{name}.py"),
+        ],
+        cwd=CASES,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "FLASH_ATTN_ROCM_DEVICE": "sim",
+            "FA_CASES_DEVICE": "cpu",
+            "FA_COUNTS": str(counts),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    counters = json.loads(counts.read_text())
+    forward, backward, fallback = FILES[name]
+    symbols = counters["fused"]
+    assert sum(n for s, n in symbols.items() if s.startswith("fa_fwd")) == forward
+    for kind in ("fa_bwd_kv", "fa_bwd_q"):
+        assert sum(n for s, n in symbols.items() if s.startswith(kind)) == backward
+    assert set(counters["fallback"]) == fallback

@@ -285,6 +285,27 @@ def test_out_lo_is_what_rounding_took_from_out(family, times):
     assert error(out + low, p.exact().out) < bound
 
 
+@pytest.mark.parametrize("times", [1, 30, 1000])
+@some_families
+def test_out_lo_of_float32_is_what_rounding_took_from_the_lse(family, times):
+    if family.dtype is not torch.float32:
+        return
+    p = normal(family.dtype, 70, 130, family.dim, causal=TOP_LEFT)
+    p = p.but(q=p.q * times)
+    saved = forward(p, family)
+    plain = forward(p, family, with_lo=False)
+    assert torch.equal(saved.out, plain.out) and torch.equal(saved.lse, plain.lse)
+    lse, low = saved.lse.double(), saved.out_lo.double()
+    assert (low.abs() <= torch.finfo(torch.float32).eps * lse.abs()).all()
+    # Against the LSE of the same scores rounded as the kernel rounds them there is no
+    # reference; the weights that it gives sum to one.
+    scores = (p.q.double() @ p.k.double().mT) * p.factor
+    seen = torch.ones(70, 130, dtype=torch.bool, device=DEVICE).tril()
+    total = (scores - (lse + low)[..., None]).exp().masked_fill(~seen, 0).sum(-1)
+    reach = float((p.q.double().abs() @ p.k.double().abs().mT).max()) * p.factor
+    assert (total - 1).abs().max() <= 4e-8 * (4 + reach)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", [(0, 4, 4), (2, 0, 4), (2, 4, 0)], ids=str)
 def test_empty_inputs_launch_nothing_and_give_zero(dtype, sizes):

@@ -242,7 +242,7 @@ def _form(like, sizes, dtype):
 class Saved(NamedTuple):
     out: torch.Tensor
     lse: torch.Tensor
-    out_lo: Optional[torch.Tensor]
+    out_lo: Optional[torch.Tensor]  # of out; with float32, of lse; with float64, none
 
 
 def forward(p, family=None, *, with_lo=True, strides=None):
@@ -253,7 +253,11 @@ def forward(p, family=None, *, with_lo=True, strides=None):
     out = guarded(p.sizes_out, dtype, strides)
     wide = torch.float64 if dtype is torch.float64 else torch.float32
     lse = guarded(p.rows, wide)
-    lo = guarded(p.sizes_out, dtype, strides) if with_lo and dtype in HALVES else None
+    lo = None
+    if with_lo and dtype in HALVES:
+        lo = guarded(p.sizes_out, dtype, strides)
+    elif with_lo and dtype is torch.float32:
+        lo = guarded(p.rows, dtype)
     low = lo and lo.tensor
     with chosen(family):
         run_forward(
