@@ -61,6 +61,8 @@ class Kernel:
         self.saved = [forward(p, self.family) for p in self.problems]
         self.results = [self.run(i) for i in range(len(self.problems))]
         self.executed = self._executed()
+        # Waves, of all problems; an instruction outside of loops runs once in each.
+        self.waves = sum(self.executed.get(end, 0) for end in self.ends())
 
     def _problem(
         self,
@@ -126,6 +128,14 @@ class Kernel:
                     counts[row["offset"]] = counts.get(row["offset"], 0) + row["count"]
         return counts
 
+    def ends(self) -> list[int]:
+        """Offsets of the instructions that end a wave."""
+        return [
+            int(line.split(":")[0], 16)
+            for line in self.listing.splitlines()
+            if "s_endpgm" in line
+        ]
+
     def sites(self) -> Iterator[Site]:
         for line in self.listing.splitlines():
             match = SITES.match(line)
@@ -155,19 +165,17 @@ def everything(kernel: Kernel, seeds: int) -> tuple[str, str]:
 def judge(kernel: Kernel, site: Site, seeds: int) -> None:
     """Fills in the site's outcome."""
     if site.offset not in kernel.executed:
-        ends = [
-            int(line.split(":")[0], 16)
-            for line in kernel.listing.splitlines()
-            if "s_endpgm" in line
-        ]
-        padding = site.offset > max(ends) and site.text.startswith("s_nop")
+        padding = site.offset > max(kernel.ends()) and site.text.startswith("s_nop")
         site.outcome = "never runs" if padding else "not executed by any regime"
         return
     hipsim.set_option("skip", site.offset)
     site.outcome, site.detail = everything(kernel, seeds)
     hipsim.set_option("skip", -1)
-    if site.outcome or site.text.startswith("s_barrier"):
-        site.outcome = site.outcome or "barrier that nothing needs"
+    if site.outcome:
+        return
+    if site.text.startswith("s_barrier"):
+        once = kernel.executed[site.offset] <= kernel.waves
+        site.outcome = "once" if once else "barrier that nothing needs"
         return
     if site.text.startswith("s_nop"):
         site.outcome = "satisfied"
