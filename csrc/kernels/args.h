@@ -92,25 +92,25 @@ typedef struct fa_args {
     float *scale_of[FA_PREPARED];    /* (B, heads, rows): the power of two that
                                       * brings a bf16 row into fp16's range */
     fa_block *block_of[FA_PREPARED]; /* (B, heads, ceil(rows / 64)) */
-    double scale;     /* softmax scale, any sign */
-    float scale_log2; /* |scale| * log2(e) */
-    int32_t seqlen_q; /* Sq >= 1 */
-    int32_t seqlen_k; /* Sk >= 1 */
-    int32_t head_dim;   /* D, at most the variant's bucket */
-    int32_t head_dim_v; /* Dv, likewise */
-    int32_t heads;      /* H */
-    int32_t heads_k;    /* Hk */
-    int32_t group;      /* H / Hk: query heads that share one key head */
-    int32_t diagonal;   /* row i sees key j if j <= i + diagonal;
+    double scale;                    /* softmax scale, any sign */
+    float scale_log2;                /* |scale| * log2(e) */
+    int32_t seqlen_q;                /* Sq >= 1 */
+    int32_t seqlen_k;                /* Sk >= 1 */
+    int32_t head_dim;                /* D, at most the variant's bucket */
+    int32_t head_dim_v;              /* Dv, likewise */
+    int32_t heads;                   /* H */
+    int32_t heads_k;                 /* Hk */
+    int32_t group;       /* H / Hk: query heads that share one key head */
+    int32_t diagonal;    /* row i sees key j if j <= i + diagonal;
                          * 0 top-left causal, Sk - Sq bottom-right,
                          * Sk no mask */
-    int32_t stored;     /* fa_dtype of q k v out out_lo dout */
+    int32_t stored;      /* fa_dtype of q k v out out_lo dout */
     int32_t stored_grad; /* fa_dtype of dq dk dv */
-    uint32_t wide;      /* FA_SET_*: every 16-byte granule of the tensor's rows
+    uint32_t wide;       /* FA_SET_*: every 16-byte granule of the tensor's rows
                          * can be accessed at once: last stride 1, base and
                          * all strides multiples of 16 bytes, head dim a whole
                          * number of granules, row stride below 2^24 bytes */
-    uint32_t prepare;   /* FA_SET_Q .. _DOUT: what FA_PREPARE looks at; dout
+    uint32_t prepare;    /* FA_SET_Q .. _DOUT: what FA_PREPARE looks at; dout
                          * also makes delta */
     uint32_t prepare_blocks; /* of grid.x for each of those tensors */
     uint32_t only_unfit; /* 1: a workgroup runs only if its data does not fit

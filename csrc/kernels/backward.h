@@ -40,9 +40,9 @@
 /* -- the kernel ------------------------------------------------------------ */
 
 /* dQ has one set of sums, so registers to fetch owned rows early. */
-#define FA_BACKWARD_BASE(KIND, DIM, OWN, PASS)                       \
-    fa_layout<KIND, DIM, OWN, 2,                                     \
-              fa_shape<KIND, DIM, OWN>::CHUNKS == 1 ? 8 : 1,         \
+#define FA_BACKWARD_BASE(KIND, DIM, OWN, PASS)               \
+    fa_layout<KIND, DIM, OWN, 2,                             \
+              fa_shape<KIND, DIM, OWN>::CHUNKS == 1 ? 8 : 1, \
               !(FA_IS_HALF(KIND) && (PASS) == FA_BACKWARD_Q && (DIM) <= 128)>
 
 template <int KIND, int DIM, int OWN, int PASS>
@@ -79,8 +79,10 @@ static FA_DEVICE fa_range fa_range_of(fa_args_in a, int first, int rows,
         r.end = end;
         r.wave_begin = fa_max_int(wave_first - a->diagonal, 0) / FA_WALK;
         r.wave_end = wave_first < a->seqlen_k ? end : 0;
-        r.full_begin = (fa_max_int(wave_first + wave_rows - 1 - a->diagonal, 0) +
-                        FA_WALK - 1) / FA_WALK;
+        r.full_begin =
+            (fa_max_int(wave_first + wave_rows - 1 - a->diagonal, 0) + FA_WALK -
+             1) /
+            FA_WALK;
         r.full_end = a->seqlen_q / FA_WALK;
     } else {
         r.begin = 0;
@@ -95,15 +97,16 @@ static FA_DEVICE fa_range fa_range_of(fa_args_in a, int first, int rows,
 
 /* Stores sums[i] * factor as rows of a gradient. */
 template <int KIND, int DIM, int OWN, int LDS_BYTES>
-static FA_DEVICE void fa_store_gradient(
-    fa_args_in a, int view, uint32_t set, uint32_t place, int first, int rows,
-    int channels, const FA_NUMBER(KIND) sums[OWN][DIM / 8],
-    FA_NUMBER(KIND) factor, fa_lds lds, uint32_t tid)
+static FA_DEVICE void
+fa_store_gradient(fa_args_in a, int view, uint32_t set, uint32_t place,
+                  int first, int rows, int channels,
+                  const FA_NUMBER(KIND) sums[OWN][DIM / 8],
+                  FA_NUMBER(KIND) factor, fa_lds lds, uint32_t tid)
 {
     uint32_t at = fa_uniform(place);
-    fa_output to = fa_output_of(a, view, (a->wide & set) != 0,
-                                fa_stored_grad<KIND>(a), (int)(at >> 16),
-                                (int)(at & 0xffff), channels);
+    fa_output to =
+        fa_output_of(a, view, (a->wide & set) != 0, fa_stored_grad<KIND>(a),
+                     (int)(at >> 16), (int)(at & 0xffff), channels);
 
     if (!to.wide) {
         fa_barrier(); /* fa_store_narrow uses all of the LDS */
@@ -176,10 +179,9 @@ fa_weigh(const fa_walk<KIND, DIM, OWN, PASS> *walk,
 }
 
 template <int KIND, int DIM, int OWN, int PASS>
-static FA_DEVICE void fa_store_sums(fa_args_in a,
-                                    const fa_walk<KIND, DIM, OWN, PASS> *walk,
-                                    uint32_t place, int first, fa_lds lds,
-                                    uint32_t tid)
+static FA_DEVICE void
+fa_store_sums(fa_args_in a, const fa_walk<KIND, DIM, OWN, PASS> *walk,
+              uint32_t place, int first, fa_lds lds, uint32_t tid)
 {
     typedef fa_backward_layout<KIND, DIM, OWN, PASS> L;
     enum { KV = PASS == FA_BACKWARD_KV };
@@ -194,8 +196,8 @@ static FA_DEVICE void fa_store_sums(fa_args_in a,
     }
     if (walk->with_second) {
         fa_store_gradient<KIND, DIM, OWN, L::LDS_BYTES>(
-            a, FA_VIEW(dv), FA_SET_DV, place, first, a->seqlen_k,
-            a->head_dim_v, walk->second_sum, second_factor, lds, tid);
+            a, FA_VIEW(dv), FA_SET_DV, place, first, a->seqlen_k, a->head_dim_v,
+            walk->second_sum, second_factor, lds, tid);
     }
     if (walk->with_first) {
         fa_store_gradient<KIND, DIM, OWN, L::LDS_BYTES>(
@@ -220,12 +222,11 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
     int first = ROWS * (KV ? (int)fa_group_x()
                            : (a->seqlen_q - 1) / ROWS - (int)fa_group_x());
     int wave_first = first + (int)fa_uniform(tid / FA_WAVE) * WAVE_ROWS;
-    fa_range range =
-        fa_range_of<PASS>(a, first, ROWS, wave_first, WAVE_ROWS);
+    fa_range range = fa_range_of<PASS>(a, first, ROWS, wave_first, WAVE_ROWS);
     uint32_t own_place = fa_place<L>(fa_group_z(), fa_group_y());
-    uint32_t walk_place = fa_place<L>(
-        fa_group_z(), KV ? fa_group_y() * (uint32_t)a->group
-                         : fa_group_y() / (uint32_t)a->group);
+    uint32_t walk_place =
+        fa_place<L>(fa_group_z(), KV ? fa_group_y() * (uint32_t)a->group
+                                     : fa_group_y() / (uint32_t)a->group);
     int heads = KV ? a->group : 1; /* still to walk over */
     fa_walk<KIND, DIM, OWN, PASS> walk;
     fa_staged<L> staged;
@@ -263,8 +264,7 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
         }
     }
     uint32_t flip = fa_flip<KIND>(a);
-    fa_tile tile_a =
-        fa_tile_of(FA_A_AT(PASS), own_place, first, KV ? 0 : flip);
+    fa_tile tile_a = fa_tile_of(FA_A_AT(PASS), own_place, first, KV ? 0 : flip);
     fa_tile tile_b = fa_tile_of(FA_B_AT(PASS), own_place, first, 0);
     if (range.begin < range.end) {
         fa_tile x =

@@ -34,8 +34,8 @@ static FA_DEVICE float fa_group_max(float x, fa_lds lds, uint32_t tid)
     fa_barrier();
 #pragma unroll
     for (int n = 0; n < 4; n++) {
-        x = fa_max(x, fa_bits<float>(
-                          fa_lds_load1(lds + ((tid & 7) * 4 + n) * 4)));
+        x = fa_max(x,
+                   fa_bits<float>(fa_lds_load1(lds + ((tid & 7) * 4 + n) * 4)));
     }
     return fa_max8(x);
 }
@@ -178,10 +178,10 @@ static FA_DEVICE fa_fit fa_fit_of(fa_args_in a, int first, uint32_t own_place,
                       (PASS == FA_BACKWARD_Q && which == FA_K_AT);
         fa_reach x = fa_reach_of(
             fa_span_at<PASS>(a, which, own_place, own, FA_FIT_ROWS), lds, tid);
-        bool in_range = x.most == 0.0f ||
-                        (x.most >= FA_FIT_LEAST && x.most <= FA_FIT_MOST);
-        bool narrow = as_one ? x.most + x.least - 255.0f <= FA_FIT_BINADES
-                             : !x.wide;
+        bool in_range =
+            x.most == 0.0f || (x.most >= FA_FIT_LEAST && x.most <= FA_FIT_MOST);
+        bool narrow =
+            as_one ? x.most + x.least - 255.0f <= FA_FIT_BINADES : !x.wide;
         fit.fits = fit.fits && in_range && narrow;
         fit.scale[which] = fa_power_of_2(
             (int)fa_uniform((uint32_t)fa_min_int(141 - (int)x.most, 126)));

@@ -52,8 +52,8 @@
 
 /* What is added to scale_log2 * score before the exponential. */
 template <int KIND>
-static FA_DEVICE FA_NUMBER(KIND) fa_bias(FA_NUMBER(KIND) most,
-                                         FA_NUMBER(KIND) scale_log2)
+static FA_DEVICE FA_NUMBER(KIND)
+    fa_bias(FA_NUMBER(KIND) most, FA_NUMBER(KIND) scale_log2)
 {
     typedef FA_NUMBER(KIND) number;
     number bias = fa_fma(-most, scale_log2, (number)FA_P_LOG2(KIND));
@@ -86,10 +86,9 @@ static FA_DEVICE void fa_start_rows(fa_rows<KIND, DIM, OWN> *rows)
 /* Takes this lane's 8 of a row's next 64 scores, for each of its rows, into
  * the rows' state, and makes their weights. */
 template <int KIND, int DIM, int OWN>
-static FA_DEVICE void fa_softmax(fa_rows<KIND, DIM, OWN> *rows,
-                                 FA_NUMBER(KIND) s[OWN][FA_WALKED],
-                                 fa_weights<KIND> p[OWN],
-                                 const FA_NUMBER(KIND) scale_log2[OWN])
+static FA_DEVICE void
+fa_softmax(fa_rows<KIND, DIM, OWN> *rows, FA_NUMBER(KIND) s[OWN][FA_WALKED],
+           fa_weights<KIND> p[OWN], const FA_NUMBER(KIND) scale_log2[OWN])
 {
     typedef FA_NUMBER(KIND) number;
     const number at_top = (number)FA_P_LOG2(KIND);
@@ -119,7 +118,8 @@ static FA_DEVICE void fa_softmax(fa_rows<KIND, DIM, OWN> *rows,
             number step = fa_abs(bias[i]) > fa_fixed((number)FA_BIG_BIAS)
                               ? (old - top[i]) * scale_log2[i]
                               : bias[i] - fa_bias<KIND>(old, scale_log2[i]);
-            number shrink = old < fa_fixed((number)FA_NONE) ? (number)0 : fa_exp2(step);
+            number shrink =
+                old < fa_fixed((number)FA_NONE) ? (number)0 : fa_exp2(step);
             rows->most[i] = top[i];
             rows->sum[i] *= shrink;
 #pragma unroll
@@ -202,12 +202,10 @@ static FA_DEVICE bool fa_any_wave(bool x, fa_lds lds, uint32_t tid)
 
 /* O, LSE, and what rounding takes from one of them if wanted. */
 template <int KIND, int DIM, int OWN, int LDS_BYTES>
-static FA_DEVICE void fa_store_rows(fa_args_in a,
-                                    const fa_rows<KIND, DIM, OWN> *rows,
-                                    int first, uint32_t place,
-                                    const FA_NUMBER(KIND) scale_log2[OWN],
-                                    float v_scale, fa_lds lds,
-                                    uint32_t tid)
+static FA_DEVICE void
+fa_store_rows(fa_args_in a, const fa_rows<KIND, DIM, OWN> *rows, int first,
+              uint32_t place, const FA_NUMBER(KIND) scale_log2[OWN],
+              float v_scale, fa_lds lds, uint32_t tid)
 {
     typedef fa_shape<KIND, DIM, OWN> shape;
     typedef FA_NUMBER(KIND) number;
@@ -217,8 +215,7 @@ static FA_DEVICE void fa_store_rows(fa_args_in a,
     int64_t start = ((int64_t)batch * a->heads + head) * a->seqlen_q;
     FA_GLOBAL number *lse = (FA_GLOBAL number *)a->lse + start;
     fa_output out = fa_output_of(a, FA_VIEW(out), (a->wide & FA_SET_OUT) != 0,
-                                 FA_STORED(KIND), batch, head,
-                                 a->head_dim_v);
+                                 FA_STORED(KIND), batch, head, a->head_dim_v);
     int parts = a->out_lo == nullptr || KIND == FA_F32 ? 1 : 2;
     number share[OWN];
 
@@ -265,8 +262,8 @@ static FA_DEVICE void fa_store_rows(fa_args_in a,
                 if constexpr (KIND == FA_BF16) {
                     x[e] *= fa_inverse_power(v_scale);
                 }
-                x[e] -= part == 0 ? (number)0
-                                  : fa_rounded<KIND>(out.stored, x[e]);
+                x[e] -=
+                    part == 0 ? (number)0 : fa_rounded<KIND>(out.stored, x[e]);
             }
             if (!out.wide) {
                 fa_store_narrow<KIND, DIM, LDS_BYTES>(
@@ -281,9 +278,9 @@ static FA_DEVICE void fa_store_rows(fa_args_in a,
 
 /* fp32 needs its registers for other things than long stages. */
 template <int KIND, int DIM, int OWN>
-struct fa_forward_layout
-    : fa_layout<KIND, DIM, OWN, 1, KIND == FA_F32 ? 1 : 8,
-                DIM / 8 * sizeof(FA_NUMBER(KIND)) >= 96> {};
+struct fa_forward_layout : fa_layout<KIND, DIM, OWN, 1, KIND == FA_F32 ? 1 : 8,
+                                     DIM / 8 * sizeof(FA_NUMBER(KIND)) >= 96> {
+};
 
 /* FA_BF16: scores of scaled keys become what they would be without. */
 template <int KIND, int OWN>
@@ -335,8 +332,8 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
         v_scale = fit.scale[FA_V_AT];
     }
     /* 0 * -inf is NaN, and scale may be 0. */
-    number uniform = fa_scalar(
-        fa_max(fa_scale_log2<KIND>(a), (number)0x1p-126));
+    number uniform =
+        fa_scalar(fa_max(fa_scale_log2<KIND>(a), (number)0x1p-126));
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
         int row = first + fa_own_row(OWN, tid, i);
@@ -389,9 +386,9 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
         }
         k.first += FA_WALK;
         fa_set_next(&next, t + 1 < tiles ? FA_ROWS_OF : FA_NOTHING, &k, &q);
-        special |= fa_walk_columns<L>(rows.out, p, a, lds, &v, v_scale,
-                                      t >= common_tiles, &staged, &next, active,
-                                      &tid);
+        special |=
+            fa_walk_columns<L>(rows.out, p, a, lds, &v, v_scale,
+                               t >= common_tiles, &staged, &next, active, &tid);
     }
     a = fa_again(a);
     common_tiles = fa_common_tiles(a, first, ROWS);

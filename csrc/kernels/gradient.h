@@ -34,16 +34,16 @@ static FA_DEVICE Number fa_query_number(fa_args_in a, const void *array,
 /* What is added to scale_log2 * score of query `row`: -inf where the row does
  * not exist or sees nothing, so that its P is 0. */
 template <int KIND>
-static FA_DEVICE FA_NUMBER(KIND) fa_row_bias(fa_args_in a, uint32_t place,
-                                             int row)
+static FA_DEVICE FA_NUMBER(KIND)
+    fa_row_bias(fa_args_in a, uint32_t place, int row)
 {
     typedef FA_NUMBER(KIND) number;
     number lse = fa_query_number<number>(a, a->lse, place, row);
-    number bias = fa_fma(-lse, (number)1.4426950408889634,
-                         (number)FA_WEIGHT_LOG2(KIND));
+    number bias =
+        fa_fma(-lse, (number)1.4426950408889634, (number)FA_WEIGHT_LOG2(KIND));
 
     return row >= a->seqlen_q || lse == -FA_INFINITY ? (number)-FA_INFINITY
-                                                      : bias;
+                                                     : bias;
 }
 
 /* fp32: what the rounding of LSE and of the product above took from it.  At a
@@ -64,8 +64,8 @@ static FA_DEVICE float fa_row_bias_low(fa_args_in a, uint32_t place, int row)
 
 /* delta of query `row`; 0 past the end. */
 template <int KIND>
-static FA_DEVICE FA_NUMBER(KIND) fa_row_delta(fa_args_in a, uint32_t place,
-                                              int row)
+static FA_DEVICE FA_NUMBER(KIND)
+    fa_row_delta(fa_args_in a, uint32_t place, int row)
 {
     typedef FA_NUMBER(KIND) number;
     number delta = fa_query_number<number>(a, a->delta, place, row);
@@ -76,16 +76,16 @@ static FA_DEVICE FA_NUMBER(KIND) fa_row_delta(fa_args_in a, uint32_t place,
 /* Arrays of numbers of the walked rows, see fa_put_walked. */
 enum { FA_BIAS_OF, FA_DELTA_OF, FA_UNDO_X, FA_UNDO_Y, FA_BIAS_LOW_OF = 2 };
 
-#define FA_WALKED_ARRAYS(KIND, PASS)          \
-    ((KIND) == FA_BF16               ? 4      \
-     : (PASS) != FA_BACKWARD_KV      ? 0      \
-     : (KIND) == FA_F32              ? 3      \
-                                     : 2)
+#define FA_WALKED_ARRAYS(KIND, PASS) \
+    ((KIND) == FA_BF16          ? 4  \
+     : (PASS) != FA_BACKWARD_KV ? 0  \
+     : (KIND) == FA_F32         ? 3  \
+                                : 2)
 
 /* Thread t looks up number t / 64 of row first + t % 64. */
 template <int KIND, int PASS>
-static FA_DEVICE FA_NUMBER(KIND) fa_fetch_walked(fa_args_in a, uint32_t place,
-                                                 int first, uint32_t tid)
+static FA_DEVICE FA_NUMBER(KIND)
+    fa_fetch_walked(fa_args_in a, uint32_t place, int first, uint32_t tid)
 {
     int array = (int)(tid / FA_WALK);
     int row = first + (int)(tid & (FA_WALK - 1));

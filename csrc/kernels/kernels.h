@@ -16,13 +16,12 @@
 #include "prepare.h"
 
 /* How numbers are kept, from two columns of a row. */
-#define FA_KIND(arith, reads)                                                \
-    ((arith) == FA_F64                ? (int)FA_F64                          \
-     : (arith) == FA_F16              ? (reads) == FA_READS_BF16             \
-                                            ? (int)FA_BF16                   \
-                                            : (int)FA_F16                    \
-     : (reads) == FA_READS_BF16       ? (int)FA_BF16_EXACT                   \
-                                      : (int)FA_F32)
+#define FA_KIND(arith, reads)                                    \
+    ((arith) == FA_F64 ? (int)FA_F64                             \
+     : (arith) == FA_F16                                         \
+         ? (reads) == FA_READS_BF16 ? (int)FA_BF16 : (int)FA_F16 \
+     : (reads) == FA_READS_BF16 ? (int)FA_BF16_EXACT             \
+                                : (int)FA_F32)
 
 /* A kernel of one pass: its LDS, and how many waves share a SIMD (two
  * workgroups of 256 threads share a compute unit if LDS holds both and the
@@ -60,23 +59,23 @@ struct fa_kernel<FA_PREPARE, KIND, DIM, OWN> {
     }
 };
 
-#define FA_MAKE_KERNEL(symbol, pass, kind, dim, rows, steps, threads,          \
-                       lds_bytes)                                              \
-    FA_KERNEL(threads, (fa_kernel<pass, kind, dim, (rows) / 32>::WAVES))       \
-    symbol(fa_args args)                                                       \
-    {                                                                          \
-        typedef fa_kernel<pass, kind, dim, (rows) / 32> kernel;                \
-        static_assert((steps) == FA_WALK && (threads) == FA_THREADS,           \
-                      #symbol ": tile sizes of stage.h");                      \
-        static_assert((int)(lds_bytes) == (int)kernel::LDS_BYTES,              \
-                      #symbol ": LDS bytes");                                  \
-        FA_LDS_ARRAY(lds, (lds_bytes) > 0 ? (lds_bytes) : 4); /* or unused */  \
-        kernel::run(fa_arguments(&args), lds);                                 \
+#define FA_MAKE_KERNEL(symbol, pass, kind, dim, rows, steps, threads,         \
+                       lds_bytes)                                             \
+    FA_KERNEL(threads, (fa_kernel<pass, kind, dim, (rows) / 32>::WAVES))      \
+    symbol(fa_args args)                                                      \
+    {                                                                         \
+        typedef fa_kernel<pass, kind, dim, (rows) / 32> kernel;               \
+        static_assert((steps) == FA_WALK && (threads) == FA_THREADS,          \
+                      #symbol ": tile sizes of stage.h");                     \
+        static_assert((int)(lds_bytes) == (int)kernel::LDS_BYTES,             \
+                      #symbol ": LDS bytes");                                 \
+        FA_LDS_ARRAY(lds, (lds_bytes) > 0 ? (lds_bytes) : 4); /* or unused */ \
+        kernel::run(fa_arguments(&args), lds);                                \
     }
 
-#define FA_VARIANT(symbol, pass, arith, reads, dim, level, rows, steps,        \
-                   threads, lds_bytes)                                         \
-    FA_ROW_##arith(symbol, pass, (FA_KIND(arith, reads)), dim, rows, steps,    \
+#define FA_VARIANT(symbol, pass, arith, reads, dim, level, rows, steps,     \
+                   threads, lds_bytes)                                      \
+    FA_ROW_##arith(symbol, pass, (FA_KIND(arith, reads)), dim, rows, steps, \
                    threads, lds_bytes)
 #include "variants.def"
 #undef FA_VARIANT

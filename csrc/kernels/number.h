@@ -37,8 +37,7 @@ template <> struct fa_number<FA_F64> {
 
 /* The fa_dtype of q, k, v, out and dout in memory, and the bytes of one. */
 #define FA_STORED(KIND) ((KIND) == FA_BF16_EXACT ? FA_BF16 : (KIND))
-#define FA_ELEMENT(KIND) \
-    ((KIND) == FA_F64 ? 8 : (KIND) == FA_F32 ? 4 : 2)
+#define FA_ELEMENT(KIND) ((KIND) == FA_F64 ? 8 : (KIND) == FA_F32 ? 4 : 2)
 
 /* The same for an fa_dtype that is known only at run time. */
 static FA_DEVICE int fa_bytes_of(int stored)
@@ -57,8 +56,8 @@ template <int KIND> static FA_DEVICE int fa_stored_grad(fa_args_in a)
 /* Eight bytes of each operand, so 4 fp16, 2 floats or 1 double:
  * c + sum of products. */
 template <int KIND>
-static FA_DEVICE FA_NUMBER(KIND) fa_multiply(u32x2 a, u32x2 b,
-                                             FA_NUMBER(KIND) c)
+static FA_DEVICE FA_NUMBER(KIND)
+    fa_multiply(u32x2 a, u32x2 b, FA_NUMBER(KIND) c)
 {
     if constexpr (FA_IS_HALF(KIND)) {
         c = fa_dot2(a.x, b.x, c);
@@ -101,10 +100,8 @@ static FA_DEVICE double fa_exp2(double x)
 /* 2^(a * b + c + d), d small.  fp32: what rounding takes from a * b + c counts,
  * because at an exponent of 8 it is three bits of the result. */
 template <int KIND>
-static FA_DEVICE FA_NUMBER(KIND) fa_weight(FA_NUMBER(KIND) a,
-                                           FA_NUMBER(KIND) b,
-                                           FA_NUMBER(KIND) c,
-                                           FA_NUMBER(KIND) d)
+static FA_DEVICE FA_NUMBER(KIND) fa_weight(FA_NUMBER(KIND) a, FA_NUMBER(KIND) b,
+                                           FA_NUMBER(KIND) c, FA_NUMBER(KIND) d)
 {
     FA_NUMBER(KIND) x = fa_fma(a, b, c);
 

@@ -183,7 +183,8 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
     bool is_query = which == FA_Q_AT || which == FA_DOUT_AT;
     int heads = is_query ? a->heads : a->heads_k;
     int rows = is_query ? a->seqlen_q : a->seqlen_k;
-    int channels = which == FA_Q_AT || which == FA_K_AT ? a->head_dim : a->head_dim_v;
+    int channels =
+        which == FA_Q_AT || which == FA_K_AT ? a->head_dim : a->head_dim_v;
     int stored = IS_DOUBLE ? (int)FA_F64 : a->stored;
 
     if ((a->prepare >> which & 1) == 0 || head >= heads ||
@@ -200,8 +201,8 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
     fa_extent whole = {0.0f, 0, 0};
     bool spread = false; /* some row spans too many binades */
     bool exact = a->scale_of[which] != nullptr;
-    uint32_t sets = which == FA_DOUT_AT ? FA_SET_DOUT | FA_SET_OUT
-                                        : 1u << which;
+    uint32_t sets =
+        which == FA_DOUT_AT ? FA_SET_DOUT | FA_SET_OUT : 1u << which;
     bool wide = (a->wide & sets) == sets;
 
 #pragma unroll
@@ -260,10 +261,10 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
         bool counts = valid && one.norm < FA_INFINITY;
         whole.norm = counts ? fa_max(whole.norm, one.norm) : whole.norm;
         spread |= valid && one.largest - (255 - one.smallest) > FA_FIT_BINADES;
-        whole.largest = valid ? fa_max_int(whole.largest, one.largest)
-                              : whole.largest;
-        whole.smallest = valid ? fa_max_int(whole.smallest, one.smallest)
-                               : whole.smallest;
+        whole.largest =
+            valid ? fa_max_int(whole.largest, one.largest) : whole.largest;
+        whole.smallest =
+            valid ? fa_max_int(whole.smallest, one.smallest) : whole.smallest;
     }
     if (IS_DOUBLE || a->block_of[which] == nullptr) {
         return;
@@ -274,9 +275,9 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
     float some_spread = fa_group_max(spread ? 1.0f : 0.0f, lds, tid);
     if (tid == 0) {
         int64_t blocks = (rows + FA_BLOCK_ROWS - 1) / FA_BLOCK_ROWS;
-        FA_GLOBAL fa_block *to =
-            (FA_GLOBAL fa_block *)a->block_of[which] +
-            ((int64_t)batch * heads + head) * blocks + block;
+        FA_GLOBAL fa_block *to = (FA_GLOBAL fa_block *)a->block_of[which] +
+                                 ((int64_t)batch * heads + head) * blocks +
+                                 block;
         to->norm = whole.norm;
         to->exponents = (uint32_t)whole.largest |
                         (uint32_t)whole.smallest << 8 |

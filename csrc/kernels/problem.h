@@ -103,8 +103,8 @@ static FA_DEVICE void fa_put_walked(fa_lds area, int array, FA_NUMBER(KIND) x,
                                     uint32_t tid)
 {
     uint32_t row = tid & (FA_WALK - 1);
-    ((FA_LDS FA_NUMBER(KIND) *)area)[array * FA_WALK + (row & 7) * 8 +
-                                     (row >> 3)] = x;
+    ((FA_LDS FA_NUMBER(
+        KIND) *)area)[array * FA_WALK + (row & 7) * 8 + (row >> 3)] = x;
 }
 
 template <int KIND>
@@ -113,8 +113,8 @@ static FA_DEVICE void fa_get_walked(FA_NUMBER(KIND) x[FA_WALKED], fa_lds area,
 {
 #pragma unroll
     for (int j = 0; j < FA_WALKED; j++) {
-        x[j] = ((FA_LDS FA_NUMBER(KIND) *)area)[array * FA_WALK +
-                                                (tid & 7) * 8 + j];
+        x[j] = ((
+            FA_LDS FA_NUMBER(KIND) *)area)[array * FA_WALK + (tid & 7) * 8 + j];
     }
 }
 

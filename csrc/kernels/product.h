@@ -25,9 +25,9 @@ template <int KIND, int DIM, int OWN> struct fa_shape {
         CHUNK = FA_CHUNK_BYTES / FA_OPERAND(KIND), /* channels */
         CHUNKS = (DIM + CHUNK - 1) / CHUNK,
         OWN_BYTES = ROWS * FA_CHUNK_BYTES,
-        CHANNELS = DIM / 8,                /* of a sum, in one lane */
-        GROUP = KIND == FA_F64 ? 2 : 4,    /* neighbours among them */
-        GROUPS = CHANNELS / GROUP,         /* 8 * GROUP channels apart */
+        CHANNELS = DIM / 8,                      /* of a sum, in one lane */
+        GROUP = KIND == FA_F64 ? 2 : 4,          /* neighbours among them */
+        GROUPS = CHANNELS / GROUP,               /* 8 * GROUP channels apart */
         PAIRS = FA_WALKED / 8 * FA_SHARES(KIND), /* shares of a lane's row */
         SHARE_AREA = FA_THREADS * 8 * OWN
     };
@@ -204,9 +204,9 @@ static FA_DEVICE void fa_add_group(FA_NUMBER(KIND) * sum, u32x2 unit, int slot,
  * time, because there are no registers for two sets of sums; the units are
  * read again for each. */
 template <int KIND, int DIM, int OWN>
-static FA_DEVICE void fa_add_apart(
-    FA_NUMBER(KIND) sum[OWN][fa_shape<KIND, DIM, OWN>::CHANNELS],
-    fa_lds columns, fa_lds area, uint32_t tid)
+static FA_DEVICE void
+fa_add_apart(FA_NUMBER(KIND) sum[OWN][fa_shape<KIND, DIM, OWN>::CHANNELS],
+             fa_lds columns, fa_lds area, uint32_t tid)
 {
     typedef fa_shape<KIND, DIM, OWN> shape;
     enum { SLOT = FA_SLOT_BYTES(KIND, DIM), STRIDE = FA_THREADS * 8 };
@@ -225,13 +225,12 @@ static FA_DEVICE void fa_add_apart(
         }
 #pragma unroll 1
         for (int unit = 0; unit < 8; unit++) {
-            fa_lds from =
-                columns + (tid & 7) * 16 + unit * 2 * SLOT + u * 128;
+            fa_lds from = columns + (tid & 7) * 16 + unit * 2 * SLOT + u * 128;
             u32x2 x[OWN];
 #pragma unroll
             for (int i = 0; i < OWN; i++) {
-                x[i] =
-                    fa_lds_load2(area + (tid & ~7u) * 8 + unit * 8 + i * STRIDE);
+                x[i] = fa_lds_load2(area + (tid & ~7u) * 8 + unit * 8 +
+                                    i * STRIDE);
             }
 #pragma unroll
             for (int slot = 0; slot < 2; slot++) {
@@ -256,16 +255,17 @@ static FA_DEVICE void fa_add_apart(
  * with its slots, and `columns` is the first of them in LDS.  Units lie in
  * the order of the threads, which is free of bank conflicts both ways. */
 template <int KIND, int DIM, int OWN>
-static FA_DEVICE void fa_add_share(
-    FA_NUMBER(KIND) sum[OWN][fa_shape<KIND, DIM, OWN>::CHANNELS],
-    const fa_weights<KIND> w[OWN], int n, fa_lds columns, fa_lds area,
-    uint32_t tid)
+static FA_DEVICE void
+fa_add_share(FA_NUMBER(KIND) sum[OWN][fa_shape<KIND, DIM, OWN>::CHANNELS],
+             const fa_weights<KIND> w[OWN], int n, fa_lds columns, fa_lds area,
+             uint32_t tid)
 {
     typedef fa_shape<KIND, DIM, OWN> shape;
     enum {
         SLOTS = KIND == FA_F64 ? 1 : 2, /* of a unit */
         SLOT = FA_SLOT_BYTES(KIND, DIM),
-        STRIDE = FA_THREADS * 8 /* bytes from one owned row's unit to the next */
+        STRIDE = FA_THREADS *
+            8 /* bytes from one owned row's unit to the next */
     };
 
     fa_wave_sync(); /* the units of the last share are read */
@@ -297,7 +297,8 @@ static FA_DEVICE void fa_add_share(
                 u32x4 y = fa_lds_load4(from + slot * SLOT + u * 128);
 #pragma unroll
                 for (int i = 0; i < OWN; i++) {
-                    fa_add_group<KIND>(&sum[i][u * shape::GROUP], x[i], slot, y);
+                    fa_add_group<KIND>(&sum[i][u * shape::GROUP], x[i], slot,
+                                       y);
                 }
             }
         }

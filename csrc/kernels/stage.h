@@ -37,7 +37,7 @@
 
 enum {
     FA_THREADS = 256,
-    FA_WALK = 64,        /* rows of a step */
+    FA_WALK = 64,         /* rows of a step */
     FA_CHUNK_BYTES = 128, /* of a row, in the form for products over channels */
     FA_CHUNK_GRANULES = 8,
     FA_WALK_BYTES = FA_WALK * FA_CHUNK_BYTES,
@@ -48,11 +48,11 @@ enum {
 /* A (rows, channels) matrix of one batch and head. */
 typedef struct fa_matrix {
     fa_args_in args;
-    int view;     /* where in args its fa_view lies */
-    uint32_t set; /* its bit in args->wide */
+    int view;      /* where in args its fa_view lies */
+    uint32_t set;  /* its bit in args->wide */
     uint32_t wide; /* args->wide */
     fa_global_in base;
-    int32_t row; /* stride in elements, if wide */
+    int32_t row;                  /* stride in elements, if wide */
     const FA_GLOBAL float *scale; /* FA_BF16: of each row */
     int rows;
     int channels;
@@ -71,8 +71,7 @@ enum { FA_Q_AT = 0, FA_K_AT, FA_V_AT, FA_DOUT_AT };
 /* q, k and v lie side by side in fa_args. */
 static FA_DEVICE int fa_view_offset(int which)
 {
-    return which == FA_DOUT_AT ? FA_VIEW(dout)
-                               : which * (int)sizeof(fa_view);
+    return which == FA_DOUT_AT ? FA_VIEW(dout) : which * (int)sizeof(fa_view);
 }
 
 /* `heads` is how many the tensor has; `which` is FA_Q_AT and so on. */
@@ -89,9 +88,9 @@ static FA_DEVICE fa_matrix fa_matrix_of(fa_args_in a, int which, int batch,
     x.view = view;
     x.set = set;
     x.wide = a->wide;
-    x.base = (fa_global_in)from->data +
-             (batch * from->stride[0] + head * from->stride[1]) *
-                 FA_ELEMENT(KIND);
+    x.base =
+        (fa_global_in)from->data +
+        (batch * from->stride[0] + head * from->stride[1]) * FA_ELEMENT(KIND);
     x.row = (int32_t)from->stride[2];
     x.scale = KIND == FA_BF16 ? (const FA_GLOBAL float *)a->scale_of[which] +
                                     ((int64_t)batch * heads + head) * rows
@@ -112,8 +111,7 @@ typedef struct fa_steps {
     int64_t channel;
 } fa_steps;
 
-template <int KIND>
-static FA_DEVICE fa_steps fa_steps_of(const fa_matrix *x)
+template <int KIND> static FA_DEVICE fa_steps fa_steps_of(const fa_matrix *x)
 {
     const FA_CONSTANT fa_view *from = fa_view_at(fa_again(x->args), x->view);
     fa_steps y;
@@ -202,8 +200,7 @@ static FA_DEVICE uint32_t fa_scale_pair(uint32_t x, float scale)
 }
 
 /* From the stored bytes to operands. */
-template <int KIND>
-static FA_DEVICE u32x4 fa_convert(u32x4 got, float scale)
+template <int KIND> static FA_DEVICE u32x4 fa_convert(u32x4 got, float scale)
 {
     if constexpr (KIND == FA_BF16) {
         got.x = fa_scale_pair(got.x, scale);
@@ -264,8 +261,8 @@ static FA_DEVICE void fa_fetch_rows(fa_fetched<N> *got, const fa_matrix *x,
     if (fa_is_wide(x)) {
 #pragma unroll
         for (int n = 0; n < ROWS / 32; n++) {
-            got->granule[n] = fa_load_wide<KIND>(
-                x, first, (int)(tid >> 3) + 32 * n, granule);
+            got->granule[n] =
+                fa_load_wide<KIND>(x, first, (int)(tid >> 3) + 32 * n, granule);
         }
     }
 }
@@ -282,9 +279,8 @@ static FA_DEVICE void fa_store_row(fa_lds tile, const fa_matrix *x, int first,
     got.y ^= flip;
     got.z ^= KIND == FA_F64 ? 0 : flip;
     got.w ^= flip;
-    fa_lds_store4(tile + row * FA_CHUNK_BYTES +
-                      (((tid & 7) ^ (row & MASK)) << 4),
-                  got);
+    fa_lds_store4(
+        tile + row * FA_CHUNK_BYTES + (((tid & 7) ^ (row & MASK)) << 4), got);
 }
 
 template <int KIND, int ROWS, int MASK, int N>
@@ -298,17 +294,16 @@ static FA_DEVICE void fa_commit_rows(fa_lds tile, const fa_fetched<N> *got,
 #pragma unroll
         for (int n = 0; n < ROWS / 32; n++) {
             fa_store_row<KIND, MASK>(tile, x, first, (int)(tid >> 3) + 32 * n,
-                                     got->granule[n], got->scale[n], flip,
-                                     tid);
+                                     got->granule[n], got->scale[n], flip, tid);
         }
     } else {
         fa_steps steps = fa_steps_of<KIND>(x);
 #pragma unroll 1
         for (int row = (int)(tid >> 3); row < ROWS; row += 32) {
             u32x4 one = fa_load_narrow<KIND>(x, &steps, first, row, granule);
-            fa_store_row<KIND, MASK>(
-                tile, x, first, row, one,
-                fa_row_scale_of<KIND>(x, first + row), flip, tid);
+            fa_store_row<KIND, MASK>(tile, x, first, row, one,
+                                     fa_row_scale_of<KIND>(x, first + row),
+                                     flip, tid);
         }
     }
 }
@@ -319,8 +314,7 @@ static FA_DEVICE void fa_commit_rows(fa_lds tile, const fa_fetched<N> *got,
  * (2 slots), 2 floats (2 slots) or 1 double (1 slot) of each of its rows. */
 #define FA_SHARE_SLOTS(KIND) ((KIND) == FA_F64 ? 8 : 16) /* of 8 lanes */
 #define FA_SLOT_ROWS(KIND) (FA_IS_HALF(KIND) ? 2 : 1)
-#define FA_SHARES(KIND) \
-    (FA_WALK / (FA_SHARE_SLOTS(KIND) * FA_SLOT_ROWS(KIND)))
+#define FA_SHARES(KIND) (FA_WALK / (FA_SHARE_SLOTS(KIND) * FA_SLOT_ROWS(KIND)))
 #define FA_SLOT_BYTES(KIND, DIM) ((DIM) * ((KIND) == FA_F64 ? 8 : 4))
 #define FA_SHARE_BYTES(KIND, DIM) \
     (FA_SHARE_SLOTS(KIND) * FA_SLOT_BYTES(KIND, DIM))
@@ -342,7 +336,10 @@ template <int KIND> static FA_DEVICE int fa_slot_row(int slot)
  * past DIM idle) of slots t / GRANULES + n * PASS. */
 template <int KIND, int DIM, int SLOTS> struct fa_columns {
     enum {
-        PADDED = DIM <= 32 ? 32 : DIM <= 64 ? 64 : DIM <= 128 ? 128 : 256,
+        PADDED = DIM <= 32 ? 32
+        : DIM <= 64        ? 64
+        : DIM <= 128       ? 128
+                           : 256,
         GRANULES = PADDED / FA_GRANULE(KIND),
         PASS = FA_THREADS / GRANULES,
         MOVES = SLOTS <= PASS ? 1 : SLOTS / PASS,
@@ -351,8 +348,8 @@ template <int KIND, int DIM, int SLOTS> struct fa_columns {
 };
 
 template <int KIND, int DIM, int SLOTS, int N>
-static FA_DEVICE void
-fa_fetch_columns(fa_fetched<N> *got, const fa_matrix *x, int first, int slot, uint32_t tid)
+static FA_DEVICE void fa_fetch_columns(fa_fetched<N> *got, const fa_matrix *x,
+                                       int first, int slot, uint32_t tid)
 {
     typedef fa_columns<KIND, DIM, SLOTS> shape;
     int granule = (int)(tid % shape::GRANULES);
@@ -362,8 +359,7 @@ fa_fetch_columns(fa_fetched<N> *got, const fa_matrix *x, int first, int slot, ui
         for (int n = 0; n < shape::FETCH; n++) {
             int at = (int)(tid / shape::GRANULES) +
                      n / FA_SLOT_ROWS(KIND) * shape::PASS;
-            int row = fa_slot_row<KIND>(slot + at) +
-                      n % FA_SLOT_ROWS(KIND) * 8;
+            int row = fa_slot_row<KIND>(slot + at) + n % FA_SLOT_ROWS(KIND) * 8;
             got->granule[n] = fa_load_wide<KIND>(x, first, row, granule);
         }
     }
@@ -439,8 +435,7 @@ static FA_DEVICE void fa_store_slot(fa_lds tile, int slot, int granule, u32x4 a,
 template <int KIND, int DIM, int SLOTS>
 static FA_DEVICE void fa_put_slot(fa_lds tile, const fa_matrix *x, int first,
                                   int slot, int at, int granule, u32x4 a,
-                                  u32x4 b, float scale, bool clear,
-                                  bool *found)
+                                  u32x4 b, float scale, bool clear, bool *found)
 {
     int row = first + fa_slot_row<KIND>(slot + at);
 
@@ -465,9 +460,9 @@ static FA_DEVICE void fa_put_slot(fa_lds tile, const fa_matrix *x, int first,
  * clear: NaN and Inf stay out of LDS (where a weight may be 0, because 0 *
  * Inf is NaN); returns whether this lane met any. */
 template <int KIND, int DIM, int SLOTS, int N>
-static FA_DEVICE bool
-fa_commit_columns(fa_lds tile, const fa_fetched<N> *got, const fa_matrix *x,
-                  int first, int slot, float scale, bool clear, uint32_t tid)
+static FA_DEVICE bool fa_commit_columns(fa_lds tile, const fa_fetched<N> *got,
+                                        const fa_matrix *x, int first, int slot,
+                                        float scale, bool clear, uint32_t tid)
 {
     typedef fa_columns<KIND, DIM, SLOTS> shape;
     enum { ROWS = FA_SLOT_ROWS(KIND) };
@@ -478,10 +473,9 @@ fa_commit_columns(fa_lds tile, const fa_fetched<N> *got, const fa_matrix *x,
 #pragma unroll
         for (int n = 0; n < shape::MOVES; n++) {
             int at = (int)(tid / shape::GRANULES) + n * shape::PASS;
-            fa_put_slot<KIND, DIM, SLOTS>(tile, x, first, slot, at, granule,
-                                          got->granule[n * ROWS],
-                                          got->granule[n * ROWS + ROWS - 1],
-                                          scale, clear, &found);
+            fa_put_slot<KIND, DIM, SLOTS>(
+                tile, x, first, slot, at, granule, got->granule[n * ROWS],
+                got->granule[n * ROWS + ROWS - 1], scale, clear, &found);
         }
     } else {
         fa_steps steps = fa_steps_of<KIND>(x);
@@ -503,9 +497,9 @@ fa_commit_columns(fa_lds tile, const fa_fetched<N> *got, const fa_matrix *x,
 
 /* One element as it is stored, as a number; 0 past the channels. */
 template <int KIND>
-static FA_DEVICE FA_NUMBER(KIND) fa_load_element(const fa_matrix *x,
-                                                 const fa_steps *steps, int row,
-                                                 int channel)
+static FA_DEVICE FA_NUMBER(KIND)
+    fa_load_element(const fa_matrix *x, const fa_steps *steps, int row,
+                    int channel)
 {
     fa_global_in p = x->base + row * steps->row +
                      fa_min_int(channel, x->channels - 1) * steps->channel;

@@ -46,9 +46,9 @@ struct fa_layout {
         FITS = (TILES - COLUMNS_AT) / FA_SHARE_BYTES(KIND, DIM),
         FIT = FITS < MOST ? (int)FITS : (int)MOST,
         SHARES = FIT >= FA_SHARES(KIND) ? FA_SHARES(KIND)
-                 : FIT >= 4             ? 4
-                 : FIT >= 2             ? 2
-                 : MORE                 ? 2
+        : FIT >= 4                      ? 4
+        : FIT >= 2                      ? 2
+        : MORE                          ? 2
                                         : 1, /* of a stage */
         STAGES = FA_SHARES(KIND) / SHARES,
         SLOTS = SHARES * FA_SHARE_SLOTS(KIND),
@@ -149,8 +149,8 @@ static FA_DEVICE void fa_fetch_next(fa_staged<L> *staged, fa_args_in a,
         }
     } else if (next->form == FA_COLUMNS_OF) {
         fa_matrix walked = fa_matrix_for<L>(a, &next->walked);
-        fa_fetch_columns<KIND, L::DIM, L::SLOTS>(
-            &staged->walked, &walked, next->walked.first, 0, tid);
+        fa_fetch_columns<KIND, L::DIM, L::SLOTS>(&staged->walked, &walked,
+                                                 next->walked.first, 0, tid);
     }
 }
 
@@ -162,9 +162,8 @@ static FA_DEVICE void fa_settle(fa_lds to, fa_staged<L> *staged, fa_args_in a,
     fa_matrix x = fa_matrix_for<L>(a, own);
 
     fa_fetch_rows<L::KIND, L::ROWS>(&staged->own, &x, own->first, 0, tid);
-    fa_commit_rows<L::KIND, L::ROWS, FA_OWN_MASK>(to, &staged->own, &x,
-                                                  own->first, 0, own->flip,
-                                                  tid);
+    fa_commit_rows<L::KIND, L::ROWS, FA_OWN_MASK>(
+        to, &staged->own, &x, own->first, 0, own->flip, tid);
 }
 
 /* S += own . walked, `channels` of each.  The first chunk is in `staged`.
@@ -255,9 +254,8 @@ fa_walk_columns(typename L::number sum[L::OWN][L::shape::CHANNELS],
         fa_barrier(); /* the columns are in LDS */
         tid = fa_opaque(tid);
         if (n + 1 < L::STAGES) {
-            fa_fetch_columns<KIND, DIM, L::SLOTS>(&staged->walked, &x,
-                                                  walked->first,
-                                                  (n + 1) * L::SLOTS, tid);
+            fa_fetch_columns<KIND, DIM, L::SLOTS>(
+                &staged->walked, &x, walked->first, (n + 1) * L::SLOTS, tid);
         } else {
             fa_fetch_next<L>(staged, a, next, tid);
         }

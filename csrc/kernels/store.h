@@ -40,7 +40,9 @@ static FA_DEVICE FA_NUMBER(KIND) fa_rounded(int stored, FA_NUMBER(KIND) x)
     if constexpr (KIND == FA_F64) {
         return x;
     }
-    return stored == FA_F32 ? x : fa_unpack_as(stored, fa_pack_as(stored, (float)x, 0.0f));
+    return stored == FA_F32
+               ? x
+               : fa_unpack_as(stored, fa_pack_as(stored, (float)x, 0.0f));
 }
 
 /* One element, rounded to what is stored. */
@@ -66,8 +68,8 @@ static FA_DEVICE void fa_store_wide(const fa_output *to, int row,
 {
     enum { GROUP = KIND == FA_F64 ? 2 : 4 };
     int bytes = fa_bytes_of(to->stored);
-    fa_global_out at = to->base + row * to->row * bytes +
-                       fa_channel(GROUP, tid, 0) * bytes;
+    fa_global_out at =
+        to->base + row * to->row * bytes + fa_channel(GROUP, tid, 0) * bytes;
 
 #pragma unroll
     for (int u = 0; u < DIM / 8 / GROUP; u++) {

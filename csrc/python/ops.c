@@ -207,10 +207,9 @@ static fa_status parse_out_lo(fa_torch_tensor from, fa_problem *p,
                        "float64, got one with elements");
     }
     if (out_lo.dtype != expected.dtype) {
-        return fa_fail(error, FA_EINVAL,
-                       "out_lo: expected dtype %s (as %s), got %s",
-                       fa_dtype_name(expected.dtype), whose,
-                       fa_dtype_name(out_lo.dtype));
+        return fa_fail(
+            error, FA_EINVAL, "out_lo: expected dtype %s (as %s), got %s",
+            fa_dtype_name(expected.dtype), whose, fa_dtype_name(out_lo.dtype));
     }
     for (int d = 0; d < 4; d++) {
         if (out_lo.size[d] != expected.size[d]) {

@@ -279,8 +279,8 @@ static void check_backward(test_run *run, const shape *s)
     f.g.wanted = FA_WANT_DQ | FA_WANT_DK | FA_WANT_DV;
     fa_tensor residue;
     fa_residue_of(&f.p, &residue);
-    f.p.out_lo = s->dtype == FA_F64 ? NULL
-                                    : make_memory(&f, extent_bytes(&residue));
+    f.p.out_lo =
+        s->dtype == FA_F64 ? NULL : make_memory(&f, extent_bytes(&residue));
     lay_out(&f, &f.g.dout, s, s->heads, s->seqlen_q, s->dim_v);
     lay_out(&f, &f.g.dq, s, s->heads, s->seqlen_q, s->dim);
     lay_out(&f, &f.g.dk, s, s->key_heads, s->seqlen_k, s->dim);
