@@ -98,8 +98,9 @@ def test_demo_trains_on_gfx906_as_with_stock(tmp_path):
     kernels = " ".join(fused["fused"])
     for name in ("fa_fwd_f16", "fa_bwd_kv_f16", "fa_bwd_q_f16"):
         assert name in kernels and name in done.stdout
-    gaps = figures["gradient_differences"].values()
-    assert max(gaps) > 0, "the second run was stock too"
+    errors = figures["gradient_errors"]
+    assert errors["fused"] != errors["sdpa"], "the second run was stock too"
+    assert 0 < max(errors["fused"].values()) < 2.5e-3  # seen: 5.6e-4
     assert fused["losses"][-1] < fused["losses"][0]
     assert "All 4 generated tokens are the same." in done.stdout
     assert "training:" not in done.stderr  # no progress bar without a terminal
@@ -236,10 +237,11 @@ def test_float16_training_follows_float32(example):
     assert half.losses != single.losses
 
 
-# Largest difference of a loss from stock attention in the same dtype.
+# Largest difference of a loss from stock attention in the same dtype; seen with three
+# seeds: 4.8e-7, 2.4e-6, 1.6e-5, and no more in 40 steps but 4.9e-5 for bfloat16.
 @needs_simulator
 @pytest.mark.parametrize(
-    ("dtype", "bound"), [("float32", 1e-5), ("float16", 1e-3), ("bfloat16", 1e-2)]
+    ("dtype", "bound"), [("float32", 5e-6), ("float16", 2e-5), ("bfloat16", 2e-4)]
 )
 def test_fused_training_follows_stock(example, dtype, bound):
     module = example("train_gpt")
@@ -250,8 +252,8 @@ def test_fused_training_follows_stock(example, dtype, bound):
         runs.append(module.train(settings, corpus)[1])
     stock, fused = runs
     assert fused.failures() == [] and fused.fused_backwards == TINY["steps"]
+    # In float32 they may be the same; that kernels ran is known from their counts.
     assert fused.losses == pytest.approx(stock.losses, rel=0, abs=bound)
-    assert fused.losses != stock.losses, "the second run was stock too"
 
 
 def test_peak_bytes_are_the_most_that_is_alive_at_once(example):
