@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -145,6 +146,19 @@ def test_demo_finds_text_where_pydoc_has_no_topics(gpt, monkeypatch):
     text, source = gpt.english_text()
     assert "pydoc_data is missing" in source
     assert len(gpt.Tokenizer(text, "words").encode(text)) > 20_000
+
+
+@needs_simulator
+def test_readme_shows_training_with_one_import():
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert "import flash_attn_rocm.autopatch" in code
+    done = run("-c", code, PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stderr
+    dtype, fused = done.stdout.splitlines()
+    assert dtype == "torch.float32"
+    for kernel in ("fa_fwd_f16", "fa_bwd_kv_f16", "fa_bwd_q_f16"):
+        assert kernel in fused
 
 
 def test_gpt_is_causal_and_seeded(gpt):
