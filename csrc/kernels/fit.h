@@ -113,8 +113,9 @@ static FA_DEVICE int fa_root_exponent(float x)
 }
 
 /* A power of two that takes P * 2^12 * (dP - delta) close to fp16's range and
- * never out of it: |P (dP - delta)| <= M / 2 with M the product of the
- * largest norms of dO's and V's rows. */
+ * never out of it.  With M the product of the largest norms of dO's and V's
+ * rows, |P (dP - delta)| is at most M / 2, and 2 M where LSE is so large that
+ * its rounding leaves a row's P without their sum of 1. */
 template <int PASS>
 static FA_DEVICE float fa_lift(fa_args_in a, int first, int rows,
                                uint32_t own_place, fa_lds lds, uint32_t tid)
@@ -123,11 +124,11 @@ static FA_DEVICE float fa_lift(fa_args_in a, int first, int rows,
     int all = fa_max_int(rows, FA_BLOCK_ROWS);
     fa_span v = fa_span_at<PASS>(a, FA_V_AT, own_place, first, all);
     fa_span dout = fa_span_at<PASS>(a, FA_DOUT_AT, own_place, first, all);
-    /* dS * 2^(16 - m) is at most 2^15; P brings 2^12. */
+    /* dS * 2^(14 - m) is at most 2^13, or 2^15; P brings 2^12. */
     int m = fa_root_exponent(fa_largest_norm(&v, lds, tid)) +
             fa_root_exponent(fa_largest_norm(&dout, lds, tid));
 
-    return fa_power_of_2((int)fa_uniform((uint32_t)fa_min_int(4 - m, 100)));
+    return fa_power_of_2((int)fa_uniform((uint32_t)fa_min_int(2 - m, 100)));
 }
 
 /* -- bf16 in fp16 ---------------------------------------------------------- */

@@ -268,8 +268,8 @@ static FA_DEVICE void fa_exponentials(FA_NUMBER(KIND) s[OWN][FA_WALKED],
             s[i][j] = fa_weight<KIND>(s[i][j], scale_log2, bias[n], low[n]);
         }
     }
-    if constexpr (FA_IS_HALF(KIND)) {
-        const float limit = 0x1p12f;
+    if constexpr (KIND != FA_F64) {
+        const float limit = FA_IS_HALF(KIND) ? 0x1p12f : 1.0f;
         if (fa_any(big > 1e5f)) {
 #pragma unroll
             for (int i = 0; i < OWN; i++) {

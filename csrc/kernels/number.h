@@ -103,17 +103,20 @@ template <int KIND>
 static FA_DEVICE FA_NUMBER(KIND) fa_weight(FA_NUMBER(KIND) a, FA_NUMBER(KIND) b,
                                            FA_NUMBER(KIND) c, FA_NUMBER(KIND) d)
 {
-    FA_NUMBER(KIND) x = fa_fma(a, b, c);
-
     if constexpr (KIND == FA_F32) {
         const float ln2 = 0.693147181f;
-        float product = x - c;
-        float lost = fa_fma(a, b, -product) + (c - (x - product)) + d;
-        float y = fa_exp2(x);
-        /* Not for infinities, of which nothing is left but NaN. */
-        return fa_abs(lost) < 0.5f ? fa_fma(y, lost * ln2, y) : y;
+        float product = a * b;
+        float x = product + c;
+        /* What the product lost, and the sum; the latter exactly where |c| is
+         * the larger, and elsewhere the result is next to nothing. */
+        float lost = fa_fma(a, b, -product) + (product - (x - c)) + d;
+        bool finite = fa_abs(lost) < 1.0f; /* of infinities NaN is left */
+        float nearest = finite ? x + lost : x;
+        float rest = finite ? x - nearest + lost : 0.0f;
+        float y = fa_exp2(nearest);
+        return fa_fma(y, rest * ln2, y);
     } else {
-        return fa_exp2(x);
+        return fa_exp2(fa_fma(a, b, c));
     }
 }
 

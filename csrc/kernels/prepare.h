@@ -134,13 +134,23 @@ static FA_DEVICE void fa_look_wide(const fa_row *row, fa_extent *e,
     }
 }
 
-/* Element by element; lane c has channels c + 8n. */
+/* Element by element, in the same order, so that a layout changes no bit. */
 template <typename Number>
 static FA_DEVICE void fa_look_narrow(const fa_row *row, fa_extent *e,
                                      Number *delta, uint32_t tid)
 {
+    int elements = 16 / fa_bytes_of(row->stored);
+
 #pragma unroll 1
-    for (int d = (int)(tid & 7); d < row->channels; d += 8) {
+    for (int n = 0;; n++) {
+        int granule = (int)(tid & 7) + n / elements * 8;
+        int d = granule * elements + n % elements;
+        if (granule * elements >= row->channels) {
+            break;
+        }
+        if (d >= row->channels) {
+            continue;
+        }
         Number x =
             fa_any_element<Number>(row->x, d * row->x_channel, row->stored);
         Number out = 0;

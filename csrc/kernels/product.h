@@ -106,7 +106,7 @@ static FA_DEVICE void fa_multiply_chunk(FA_NUMBER(KIND) s[OWN][FA_WALKED],
                                         fa_lds own, fa_lds walk, int granules,
                                         uint32_t tid)
 {
-    if constexpr (KIND == FA_F32 && DIM > 128) {
+    if constexpr (KIND == FA_F32 && DIM > 64) {
         float part[OWN][FA_WALKED];
         fa_clear_products<OWN>(part);
         fa_multiply_rows<KIND, OWN>(part, own, walk, granules, tid);
