@@ -53,7 +53,7 @@ enum {
     FA_SET_K = 1 << 1,
     FA_SET_V = 1 << 2,
     FA_SET_DOUT = 1 << 3,
-    FA_SET_OUT = 1 << 4, /* and out_lo */
+    FA_SET_OUT = 1 << 4, /* and out_lo, whose base is aligned */
     FA_SET_DQ = 1 << 5,
     FA_SET_DK = 1 << 6,
     FA_SET_DV = 1 << 7
@@ -62,6 +62,15 @@ enum {
 enum {
     FA_BLOCK_ROWS = 64, /* rows that one fa_block describes */
     FA_PREPARED = 4     /* tensors that FA_PREPARE looks at: q k v dout */
+};
+
+/* Numbers of a query: with c = |scale| * log2(e) its weight for a score s is
+ * P = 2^((s - shift) * c + bias), and dS = P * (dP - delta). */
+enum {
+    FA_SHIFT,
+    FA_BIAS,
+    FA_DELTA, /* rowsum(dout * (out + out_lo)) - dlse */
+    FA_ROW_NUMBERS
 };
 
 /* What FA_PREPARE finds out about 64 rows of one head of a tensor. */
@@ -82,13 +91,14 @@ typedef struct fa_args {
     fa_view dk;   /* (B, Hk, Sk, D); data NULL: not wanted */
     fa_view dv;   /* (B, Hk, Sk, Dv); data NULL: not wanted */
     fa_view dlse; /* (B, H, Sq, 1); data NULL: zero */
-    void *out_lo; /* what an exact backward needs besides: of 16-bit types
-                   * what rounding took from out, strides of out; of fp32
-                   * what it took from lse, laid out like it; or NULL */
-    void *lse;    /* (B, H, Sq) contiguous, natural logarithm; float, or
-                   * double where q is */
-    void *delta;  /* (B, H, Sq) contiguous, type of lse: rowsum(dout * (out +
-                   * out_lo)) - dlse */
+    fa_view out_lo; /* (B, H, Sq, Dv), of 16-bit types: what rounding took from
+                     * out; data NULL: not wanted, or not known */
+    void *lse;      /* (B, H, Sq) contiguous, natural logarithm; float, or
+                     * double where q is */
+    float *lse_lo;  /* (B, H, Sq) contiguous: what rounding took from lse, unless
+                     * that is double; NULL: not wanted, or not known */
+    void *rows;     /* (B, H, Sq, FA_ROW_NUMBERS) contiguous, type of lse: what
+                     * the backward needs to know of each query */
     float *scale_of[FA_PREPARED];    /* (B, heads, rows): the power of two that
                                       * brings a bf16 row into fp16's range */
     fa_block *block_of[FA_PREPARED]; /* (B, heads, ceil(rows / 64)) */
@@ -111,7 +121,7 @@ typedef struct fa_args {
                          * all strides multiples of 16 bytes, head dim a whole
                          * number of granules, row stride below 2^24 bytes */
     uint32_t prepare;    /* FA_SET_Q .. _DOUT: what FA_PREPARE looks at; dout
-                         * also makes delta */
+                         * also makes the numbers of its rows */
     uint32_t prepare_blocks; /* of grid.x for each of those tensors */
     uint32_t only_unfit; /* 1: a workgroup runs only if its data does not fit
                           * fp16 (fit.h), 0: always */
@@ -121,11 +131,11 @@ typedef struct fa_args {
 #if !defined(__HIP__) && !defined(__CUDACC__)
 static_assert(sizeof(fa_view) == 40, "fa_view is part of the kernel ABI");
 static_assert(sizeof(fa_block) == 8, "fa_block is part of the kernel ABI");
-static_assert(sizeof(fa_args) == 520, "fa_args is part of the kernel ABI");
-static_assert(offsetof(fa_args, out_lo) == 360, "fa_args layout");
-static_assert(offsetof(fa_args, scale_of) == 384, "fa_args layout");
-static_assert(offsetof(fa_args, scale) == 448, "fa_args layout");
-static_assert(offsetof(fa_args, only_unfit) == 512, "fa_args layout");
+static_assert(sizeof(fa_args) == 560, "fa_args is part of the kernel ABI");
+static_assert(offsetof(fa_args, lse) == 400, "fa_args layout");
+static_assert(offsetof(fa_args, scale_of) == 424, "fa_args layout");
+static_assert(offsetof(fa_args, scale) == 488, "fa_args layout");
+static_assert(offsetof(fa_args, only_unfit) == 552, "fa_args layout");
 #endif
 
 #endif
