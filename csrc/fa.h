@@ -102,7 +102,8 @@ typedef struct fa_problem {
     fa_tensor k;   /* (B, Hk, Sk, D) */
     fa_tensor v;   /* (B, Hk, Sk, Dv) */
     fa_tensor out; /* (B, H, Sq, Dv); data may be NULL until the launch */
-    void *out_lo;  /* what rounding took, see fa_residue_of; NULL: not wanted */
+    void *out_lo;  /* the residue, see fa_residue_floats; aligned to 16 bytes;
+                    * NULL: not wanted */
     void *lse;     /* (B, H, Sq) contiguous; NULL until the launch */
     double scale;
     int causal;       /* FA_CAUSAL_NONE, _TOP_LEFT, _BOTTOM_RIGHT */
@@ -142,7 +143,7 @@ typedef struct fa_step {
 #define FA_NOWHERE SIZE_MAX
 typedef struct fa_workspace {
     size_t bytes; /* 0: none is needed */
-    size_t delta;
+    size_t rows;  /* FA_ROW_NUMBERS for each query */
     size_t scale_of[FA_PREPARED];
     size_t block_of[FA_PREPARED];
 } fa_workspace;
@@ -182,11 +183,17 @@ typedef struct fa_plan {
     fa_narrow narrow[FA_TENSORS];
 } fa_plan;
 
-/* What an exact backward needs beside rounded results, as the forward leaves
- * it in p->out_lo: of 16-bit types what rounding took from out, laid out like
- * it; of float what it took from lse, (B, H, Sq, 1) contiguous.  There is
- * none of double: data becomes NULL. */
-void fa_residue_of(const fa_problem *p, fa_tensor *residue);
+/* The residue: what rounding took from the results of a forward, which an exact
+ * backward needs beside them.  One array of floats, of which double has none:
+ *   lse_lo  what it took from lse, (B, H, Sq, 1) contiguous;
+ *   out_lo  of 16-bit types what it took from out, (B, H, Sq, Dv) contiguous
+ *           in q's type, from the next multiple of 16 bytes on.
+ * What lies between and behind them means nothing.  The sizes must be such as a
+ * plan accepts. */
+int64_t fa_residue_floats(const fa_problem *problem);
+/* The parts of problem->out_lo; data NULL for one that is not there. */
+void fa_residue_parts(const fa_problem *problem, fa_tensor *lse_lo,
+                      fa_tensor *out_lo);
 
 /* Sets sizes, type and strides of *out to those of torch.empty_like(like),
  * but with `head_dim` as the last size: like's own strides where it is dense

@@ -2,7 +2,7 @@
 
 Outside of the ops because that is the cheapest place, and in the form
 forward(ctx, ...) because Dynamo of torch 2.4 traces no other. Saved are q, k, v, the
-output, the log-sum-exp and what rounding took from the output, nothing of O(N^2).
+output, the log-sum-exp and what rounding took from both, nothing of O(N^2).
 
 Autocast casts inside: Attention gets the tensors before and after the cast, runs on
 the latter and gives the gradients of the former, in float32 straight from the

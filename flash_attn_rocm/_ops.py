@@ -108,6 +108,17 @@ def lse_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
+def residue_floats(q: Tensor, v: Tensor) -> int:
+    """Elements of out_lo: what rounding took from the results, see csrc/fa.h."""
+    if q.dtype is torch.float64:
+        return 0
+    rows = q.size(0) * q.size(1) * q.size(2)
+    if q.dtype is torch.float32:
+        return rows
+    # No more than arithmetic, so that sizes may stay symbols.
+    return (rows + 3) // 4 * 4 + (rows * v.size(3) + 1) // 2
+
+
 def outputs(q: Tensor, v: Tensor, needs_grad: bool) -> Three:
     """Uninitialised out, lse and out_lo."""
     if v.size(3) == q.size(3):
@@ -124,13 +135,8 @@ def outputs(q: Tensor, v: Tensor, needs_grad: bool) -> Three:
         out = torch.empty_like(form, device=q.device)
     sizes_lse = (q.size(0), q.size(1), q.size(2))
     lse = q.new_empty(sizes_lse, dtype=lse_dtype(q.dtype))
-    # What rounding took from one of them, see csrc/fa.h.
-    out_lo = q.new_empty((0,))
-    if needs_grad and q.dtype in HALVES:
-        out_lo = torch.empty_like(out)
-    elif needs_grad and q.dtype is torch.float32:
-        out_lo = torch.empty_like(lse)
-    return out, lse, out_lo
+    size_lo = residue_floats(q, v) if needs_grad else 0
+    return out, lse, lse.new_empty((size_lo,))
 
 
 def gradients(q: Tensor, k: Tensor, v: Tensor, wanted: int, grads_fp32: bool) -> Three:

@@ -152,30 +152,32 @@ def _check_form(
             )
 
 
-def _check_out_lo(out_lo: Tensor, out: Tensor, lse: Tensor) -> None:
-    """out_lo has the form of out, with float32 that of lse."""
-    if out.dtype is torch.float64:
+def _check_out_lo(out_lo: Tensor, q: Tensor, v: Tensor) -> None:
+    """out_lo has the form that the forward gives it."""
+    if q.dtype is torch.float64:
         raise RuntimeError(
             "out_lo: expected a tensor without elements for float64, got one with "
             "elements"
         )
-    whose, like = ("lse", lse) if out.dtype is torch.float32 else ("out", out)
-    if out_lo.dtype is not like.dtype:
+    if out_lo.dim() != 1:
         raise RuntimeError(
-            f"out_lo: expected dtype {dtype_name(like.dtype)} (as {whose}), got "
-            f"{dtype_name(out_lo.dtype)}"
+            f"out_lo: expected 1 dimension (elements), got {out_lo.dim()}"
         )
-    for axis, size in enumerate(like.shape):
-        if out_lo.dim() != like.dim() or out_lo.size(axis) != size:
-            got = out_lo.size(axis) if axis < out_lo.dim() else "none"
-            raise RuntimeError(
-                f"out_lo: expected the sizes of {whose}, got {got} in dimension {axis}"
-            )
-        if size > 1 and out_lo.stride(axis) != like.stride(axis):
-            raise RuntimeError(
-                f"out_lo: expected the strides of {whose}, got "
-                f"{out_lo.stride(axis)} in dimension {axis}"
-            )
+    if out_lo.device != q.device:
+        raise RuntimeError(
+            f"out_lo: expected device {q.device} (as q), got {out_lo.device}"
+        )
+    if out_lo.dtype is not torch.float32:
+        raise RuntimeError(
+            f"out_lo: expected dtype float32, got {dtype_name(out_lo.dtype)}"
+        )
+    count = _ops.residue_floats(q, v)
+    if out_lo.numel() != count:
+        raise RuntimeError(f"out_lo: expected {count} elements, got {out_lo.numel()}")
+    if count > 1 and out_lo.stride(0) != 1:
+        raise RuntimeError(
+            f"out_lo: expected a contiguous tensor, got stride {out_lo.stride(0)}"
+        )
 
 
 def _check_results(
@@ -190,8 +192,6 @@ def _check_results(
     """What C cannot see of the forward's results and their gradients."""
     rows = tuple(q.shape[:3])
     sizes = (*rows, v.size(3))
-    if out_lo.numel():
-        _check_out_lo(out_lo, out, lse)
     _check_form("dout", dout, sizes, q.dtype, q, " (as q)")
     _check_form("out", out, sizes, q.dtype, q, " (as q)")
     _check_form("lse", lse, rows, _ops.lse_dtype(q.dtype), q)
@@ -205,6 +205,8 @@ def _check_results(
                 f"dimension {axis}"
             )
         expected *= lse.size(axis)
+    if out_lo.numel():
+        _check_out_lo(out_lo, q, v)
 
 
 def backward(

@@ -69,12 +69,12 @@ static void *place(void *workspace, size_t at)
     return at == FA_NOWHERE ? NULL : (char *)workspace + at;
 }
 
-/* lse or delta: a number for each query row. */
-static void add_sums(fa_call *call, const fa_problem *p, void *data,
-                     uint32_t access)
+/* lse or rows: so many numbers for each query. */
+static void add_numbers(fa_call *call, const fa_problem *p, void *data,
+                        int64_t count, uint32_t access)
 {
     const fa_dtype dtype = p->q.dtype == FA_F64 ? FA_F64 : FA_F32;
-    const fa_tensor t = array(data, dtype, &p->q, p->q.size[2], 1);
+    const fa_tensor t = array(data, dtype, &p->q, p->q.size[2], count);
     add_extra(call, &t, access);
 }
 
@@ -120,20 +120,27 @@ static void add_tensors(fa_call *call, const fa_problem *p,
         const uint32_t access = (reads >> i & 1) != 0 ? FA_READ : FA_WRITE;
         *views[i] = view_of(list[i]);
         /* Asked anew: the plan may be older than the memory. */
-        if (fa_why_narrow(p, list[i], i).cause == FA_CAUSE_WIDE) {
+        if (fa_why_narrow(list[i]).cause == FA_CAUSE_WIDE) {
             args->wide |= 1U << i;
         }
         add_access(call, list[i], access);
     }
 }
 
-/* What the forward leaves beside out and lse. */
-static void add_residue(fa_call *call, const fa_problem *p, uint32_t access)
+/* lse, and what rounding took from it and from out. */
+static void add_sums(fa_call *call, const fa_problem *p, uint32_t access)
 {
-    fa_tensor residue;
-    fa_residue_of(p, &residue);
-    call->args.out_lo = residue.data;
-    add_extra(call, &residue, access);
+    fa_tensor lse_lo;
+    fa_tensor out_lo;
+    fa_residue_parts(p, &lse_lo, &out_lo);
+    call->args.lse = p->lse;
+    call->args.lse_lo = lse_lo.data;
+    add_numbers(call, p, p->lse, 1, access);
+    add_extra(call, &lse_lo, access);
+    if (out_lo.data != NULL) {
+        call->args.out_lo = view_of(&out_lo);
+        add_extra(call, &out_lo, access);
+    }
 }
 
 /* -- passes ---------------------------------------------------------------- */
@@ -141,47 +148,38 @@ static void add_residue(fa_call *call, const fa_problem *p, uint32_t access)
 static void fill_forward(fa_call *call, const fa_problem *p)
 {
     add_tensors(call, p, NULL, FA_SET_Q | FA_SET_K | FA_SET_V, FA_SET_OUT);
-    call->args.lse = p->lse;
-    add_sums(call, p, p->lse, FA_WRITE);
-    add_residue(call, p, FA_WRITE);
+    add_sums(call, p, FA_WRITE);
 }
 
 static void fill_prepare(fa_call *call, const fa_problem *p,
-                         const fa_gradients *g, uint32_t prepare, void *delta)
+                         const fa_gradients *g, uint32_t prepare, void *rows)
 {
-    const bool makes_delta = (prepare & FA_SET_DOUT) != 0;
+    const bool makes_rows = (prepare & FA_SET_DOUT) != 0;
     const int64_t queries = p->q.size[2];
     const int64_t keys = p->k.size[2];
     const int64_t longer = queries > keys ? queries : keys;
-    add_tensors(call, p, g, makes_delta ? prepare | FA_SET_OUT : prepare, 0);
+    add_tensors(call, p, g, makes_rows ? prepare | FA_SET_OUT : prepare, 0);
     call->args.prepare = prepare;
     call->args.prepare_blocks =
         (uint32_t)((longer + FA_BLOCK_ROWS - 1) / FA_BLOCK_ROWS);
-    if (makes_delta) {
+    if (makes_rows) {
         if (g->dlse.data != NULL) {
             call->args.dlse = view_of(&g->dlse);
             add_access(call, &g->dlse, FA_READ);
         }
-        call->args.delta = delta;
-        add_sums(call, p, delta, FA_WRITE);
-        if (p->q.dtype != FA_F32) { /* there it is part of lse */
-            add_residue(call, p, FA_READ);
-        }
+        add_sums(call, p, FA_READ);
+        call->args.rows = rows;
+        add_numbers(call, p, rows, FA_ROW_NUMBERS, FA_WRITE);
     }
 }
 
 static void fill_backward(fa_call *call, const fa_problem *p,
-                          const fa_gradients *g, uint32_t writes, void *delta)
+                          const fa_gradients *g, uint32_t writes, void *rows)
 {
     add_tensors(call, p, g, FA_SET_Q | FA_SET_K | FA_SET_V | FA_SET_DOUT,
                 writes);
-    call->args.lse = p->lse;
-    call->args.delta = delta;
-    add_sums(call, p, p->lse, FA_READ);
-    add_sums(call, p, delta, FA_READ);
-    if (p->q.dtype == FA_F32) {
-        add_residue(call, p, FA_READ);
-    }
+    call->args.rows = rows;
+    add_numbers(call, p, rows, FA_ROW_NUMBERS, FA_READ);
 }
 
 static fa_dtype gradient_dtype(const fa_problem *p, const fa_gradients *g)
@@ -198,7 +196,7 @@ void fa_call_fill(const fa_problem *p, const fa_gradients *g,
 {
     const double log2_e = 1.4426950408889634;
     const fa_workspace *w = &plan->workspace;
-    void *const delta = place(workspace, w->delta);
+    void *const rows = place(workspace, w->rows);
     uint32_t arrays = FA_SET_Q | FA_SET_K | FA_SET_V;
     /* The strict kernels that follow a fast one ask what fits, no more. */
     bool scales = step->only_unfit == 0;
@@ -225,17 +223,17 @@ void fa_call_fill(const fa_problem *p, const fa_gradients *g,
         fill_forward(call, p);
         break;
     case FA_PREPARE:
-        fill_prepare(call, p, g, step->prepare, delta);
+        fill_prepare(call, p, g, step->prepare, rows);
         arrays = step->prepare;
         scales = true;
         access = FA_WRITE;
         break;
     case FA_BACKWARD_KV:
-        fill_backward(call, p, g, FA_SET_DK | FA_SET_DV, delta);
+        fill_backward(call, p, g, FA_SET_DK | FA_SET_DV, rows);
         arrays |= FA_SET_DOUT;
         break;
     case FA_BACKWARD_Q:
-        fill_backward(call, p, g, FA_SET_DQ, delta);
+        fill_backward(call, p, g, FA_SET_DQ, rows);
         arrays |= FA_SET_DOUT;
         break;
     }

@@ -224,6 +224,16 @@ static fa_status check_scalars(const fa_problem *p, fa_error *error)
     return FA_OK;
 }
 
+fa_status fa_check_residue(const fa_problem *p, fa_error *error)
+{
+    return (uintptr_t)p->out_lo % 16 == 0
+               ? FA_OK
+               : fa_fail(error, FA_EINVAL,
+                         "out_lo: expected an address aligned to 16 bytes, "
+                         "got %p",
+                         p->out_lo);
+}
+
 /* All that forward and backward have in common. */
 static fa_status check_problem(const fa_problem *p, int64_t widest,
                                fa_error *error)
@@ -237,7 +247,8 @@ static fa_status check_problem(const fa_problem *p, int64_t widest,
             FA_OK) {
         return status;
     }
-    return check_scalars(p, error);
+    status = check_scalars(p, error);
+    return status == FA_OK ? fa_check_residue(p, error) : status;
 }
 
 fa_status fa_check_forward(const fa_problem *p, fa_error *error)

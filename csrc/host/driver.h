@@ -19,8 +19,9 @@ typedef struct fa_driver fa_driver;
 
 enum { FA_ARCH_CHARS = 64 };
 
-/* A tensor that a kernel touches. */
-enum { FA_READ = 1, FA_WRITE = 2 };
+/* A tensor that a kernel touches.  FA_PREPARE for bfloat16 has most: q k v dout
+ * out dlse, lse and what rounding took, and what it writes. */
+enum { FA_READ = 1, FA_WRITE = 2, FA_MAX_ACCESSES = 18 };
 typedef struct fa_access {
     const fa_tensor *tensor;
     uint32_t access;

@@ -254,8 +254,6 @@ static fa_status hip_fill(const fa_driver *driver, void *data, uint64_t bits,
 
 /* -- the simulator --------------------------------------------------------- */
 
-enum { SIM_MAX_TENSORS = 16 };
-
 /* The simulator's whole world is one device in host memory. */
 static fa_status sim_enter(const fa_driver *driver, int device, fa_scope *scope,
                            fa_error *error)
@@ -287,11 +285,11 @@ static fa_status sim_load(const fa_driver *driver, const char *path,
 static fa_status sim_launch(const fa_driver *driver, const fa_launch *launch,
                             fa_counts *counts, fa_error *error)
 {
-    hipsim_tensor tensors[SIM_MAX_TENSORS];
+    hipsim_tensor tensors[FA_MAX_ACCESSES];
     hipsim_stats stats = {0};
-    if (launch->tensor_count > SIM_MAX_TENSORS) {
+    if (launch->tensor_count > FA_MAX_ACCESSES) {
         return fa_fail(error, FA_EINVAL, "tensors: expected at most %d",
-                       (int)SIM_MAX_TENSORS);
+                       (int)FA_MAX_ACCESSES);
     }
     for (size_t i = 0; i < launch->tensor_count; i++) {
         const fa_tensor *from = launch->tensors[i].tensor;

@@ -112,7 +112,7 @@ static fa_status fill_tensor(const fa_driver *driver, const fa_target *target,
                         (size_t)count, target->stream, error);
 }
 
-/* Without keys a row sees nothing: out 0, lse -inf. */
+/* Without keys a row sees nothing: out 0, lse -inf, and both are exact. */
 static fa_status fill_forward(const fa_driver *driver, const fa_target *target,
                               const fa_problem *p, fa_error *error)
 {
@@ -120,11 +120,11 @@ static fa_status fill_forward(const fa_driver *driver, const fa_target *target,
     const uint64_t minus_infinity =
         is_double ? UINT64_C(0xfff0000000000000) : 0xff800000;
     const int64_t rows = p->q.size[0] * p->q.size[1] * p->q.size[2];
-    fa_tensor residue;
-    fa_residue_of(p, &residue);
+    const int64_t floats = p->out_lo == NULL ? 0 : fa_residue_floats(p);
     fa_status status = fill_tensor(driver, target, "out", &p->out, error);
-    if (status == FA_OK && residue.data != NULL) {
-        status = fill_tensor(driver, target, "out_lo", &residue, error);
+    if (status == FA_OK && floats != 0) {
+        status = driver->fill(driver, p->out_lo, 0, sizeof(float),
+                              (size_t)floats, target->stream, error);
     }
     return status == FA_OK
                ? driver->fill(driver, p->lse, minus_infinity, is_double ? 8 : 4,
@@ -239,7 +239,7 @@ static fa_status run_steps(fa_runtime *runtime, fa_driver *driver,
     return status;
 }
 
-/* What is written must exist by now, and lse. */
+/* What is written must exist by now, and lse; the residue may. */
 static fa_status check_memory(const fa_problem *p, const fa_gradients *g,
                               const fa_plan *plan, const void *workspace,
                               fa_error *error)
@@ -258,6 +258,10 @@ static fa_status check_memory(const fa_problem *p, const fa_gradients *g,
     if (missing != NULL) {
         return fa_fail(error, FA_EINVAL, "%s: expected its address, got none",
                        missing);
+    }
+    fa_status status = fa_check_residue(p, error);
+    if (status != FA_OK) {
+        return status;
     }
     return bytes == 0 || (workspace != NULL && (uintptr_t)workspace % 16 == 0)
                ? FA_OK

@@ -1,4 +1,5 @@
-/* layout.c: how outputs lie in memory: as PyTorch would lay them out.
+/* layout.c: how outputs lie in memory: as PyTorch would lay them out, and the
+ * residue in an array of its own.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "host/plan.h"
@@ -110,17 +111,48 @@ void fa_tensor_like(const fa_tensor *like, int64_t head_dim, fa_tensor *out)
     }
 }
 
-void fa_residue_of(const fa_problem *p, fa_tensor *residue)
+/* -- the residue ------------------------------------------------------------ */
+
+static int64_t query_rows(const fa_problem *p)
 {
-    *residue = p->out;
-    residue->data = p->q.dtype == FA_F64 ? NULL : p->out_lo;
-    if (p->q.dtype == FA_F32) {
-        const int64_t *q = p->q.size;
-        *residue = (fa_tensor){
-            .data = p->out_lo,
-            .dtype = FA_F32,
-            .size = {q[0], q[1], q[2], 1},
-            .stride = {q[1] * q[2], q[2], 1, 1},
-        };
-    }
+    return p->q.size[0] * p->q.size[1] * p->q.size[2];
+}
+
+static bool keeps_out(const fa_problem *p)
+{
+    return p->q.dtype == FA_F16 || p->q.dtype == FA_BF16;
+}
+
+/* Where the second part begins, in floats. */
+static int64_t out_lo_at(const fa_problem *p)
+{
+    return (query_rows(p) + 3) / 4 * 4;
+}
+
+int64_t fa_residue_floats(const fa_problem *p)
+{
+    const int64_t elements = query_rows(p) * p->v.size[3];
+    return p->q.dtype == FA_F64 ? 0
+           : keeps_out(p)       ? out_lo_at(p) + (elements + 1) / 2
+                                : query_rows(p);
+}
+
+/* (B, H, Sq, width), contiguous. */
+static fa_tensor part(void *data, fa_dtype dtype, const fa_problem *p,
+                      int64_t width)
+{
+    const int64_t *q = p->q.size;
+    return (fa_tensor){.data = data,
+                       .dtype = dtype,
+                       .size = {q[0], q[1], q[2], width},
+                       .stride = {q[1] * q[2] * width, q[2] * width, width, 1}};
+}
+
+void fa_residue_parts(const fa_problem *p, fa_tensor *lse_lo, fa_tensor *out_lo)
+{
+    float *const residue = p->q.dtype == FA_F64 ? NULL : p->out_lo;
+    const bool second = residue != NULL && keeps_out(p);
+    *lse_lo = part(residue, FA_F32, p, 1);
+    *out_lo = part(second ? residue + out_lo_at(p) : NULL, p->q.dtype, p,
+                   p->v.size[3]);
 }

@@ -135,18 +135,19 @@ static size_t reserve(fa_workspace *w, int64_t count, size_t bytes)
     return at;
 }
 
-/* Places delta if wanted, and for the tensors of these FA_SET_* the arrays.
- * The sums cannot overflow: check.c leaves fewer than 2^59 rows in all. */
-static fa_status lay_out(const fa_problem *p, bool delta, uint32_t scales,
+/* Places the numbers of queries if wanted, and for the tensors of these FA_SET_*
+ * the arrays.  The sums cannot overflow: check.c leaves fewer than 2^59 rows on
+ * each side, and one of either takes less than 32 bytes. */
+static fa_status lay_out(const fa_problem *p, bool numbers, uint32_t scales,
                          uint32_t blocks, fa_workspace *w, fa_error *error)
 {
     const fa_tensor *const rows_of[FA_PREPARED] = {&p->q, &p->k, &p->v, &p->q};
-    const size_t sum_bytes = p->q.dtype == FA_F64 ? 8 : 4;
+    const size_t number_bytes = p->q.dtype == FA_F64 ? 8 : 4;
     w->bytes = 0;
-    w->delta = FA_NOWHERE;
-    if (delta) {
+    w->rows = FA_NOWHERE;
+    if (numbers) {
         const int64_t rows = p->q.size[0] * p->q.size[1] * p->q.size[2];
-        w->delta = reserve(w, rows, sum_bytes);
+        w->rows = reserve(w, rows * FA_ROW_NUMBERS, number_bytes);
     }
     for (int i = 0; i < FA_PREPARED; i++) {
         const int64_t *size = rows_of[i]->size;
@@ -179,7 +180,7 @@ static void note_narrow(const fa_problem *p, const fa_gradients *g,
     for (int i = 0; i < FA_TENSORS; i++) {
         if (list[i] != NULL) {
             plan->tensors |= 1U << i;
-            plan->narrow[i] = fa_why_narrow(p, list[i], i);
+            plan->narrow[i] = fa_why_narrow(list[i]);
         }
     }
 }

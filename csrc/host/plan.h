@@ -17,6 +17,8 @@ bool fa_tensor_is_empty(const fa_tensor *t);
 fa_status fa_check_forward(const fa_problem *problem, fa_error *error);
 fa_status fa_check_backward(const fa_problem *problem,
                             const fa_gradients *gradients, fa_error *error);
+/* Part of both, and of a launch, whose memory may be newer than the plan. */
+fa_status fa_check_residue(const fa_problem *problem, fa_error *error);
 
 /* -- wide.c ---------------------------------------------------------------- */
 
@@ -25,14 +27,13 @@ fa_status fa_check_backward(const fa_problem *problem,
 void fa_list_tensors(const fa_problem *problem, const fa_gradients *gradients,
                      const fa_tensor *list[FA_TENSORS]);
 
-/* Why tensor number `i` is narrow.  An address NULL counts as aligned. */
-fa_narrow fa_why_narrow(const fa_problem *problem, const fa_tensor *t, int i);
+/* Why a tensor is narrow.  An address NULL counts as aligned. */
+fa_narrow fa_why_narrow(const fa_tensor *t);
 
 /* -- args.c ---------------------------------------------------------------- */
 
 enum {
-    FA_EXTRAS = 2 * FA_PREPARED + 4, /* lse delta out_lo dlse and the arrays */
-    FA_MAX_ACCESSES = 16
+    FA_EXTRAS = 2 * FA_PREPARED + 4 /* the arrays, lse lse_lo out_lo rows */
 };
 
 /* What one launch is told, and the memory that it touches.  `access` points

@@ -33,12 +33,7 @@ void fa_list_tensors(const fa_problem *p, const fa_gradients *g,
     memcpy(list, all, sizeof all);
 }
 
-static bool is_aligned(const void *data)
-{
-    return (uintptr_t)data % GRANULE_BYTES == 0;
-}
-
-fa_narrow fa_why_narrow(const fa_problem *p, const fa_tensor *t, int i)
+fa_narrow fa_why_narrow(const fa_tensor *t)
 {
     const int32_t bytes = (int32_t)fa_dtype_bytes(t->dtype);
     fa_narrow why = {.limit = GRANULE_BYTES / bytes, .value = t->size[3]};
@@ -51,8 +46,7 @@ fa_narrow fa_why_narrow(const fa_problem *p, const fa_tensor *t, int i)
         why.value = t->stride[3];
         return why;
     }
-    if (!is_aligned(t->data) ||
-        (1 << i == FA_SET_OUT && bytes == 2 && !is_aligned(p->out_lo))) {
+    if ((uintptr_t)t->data % GRANULE_BYTES != 0) {
         why.cause = FA_CAUSE_BASE;
         return why;
     }

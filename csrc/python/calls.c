@@ -13,7 +13,8 @@
  *                out_stride, dout_stride, dlse_stride,
  *                dq_stride, dk_stride, dv_stride, scale, causal):
  *       "The ops on addresses, for kernels registered from Python; an address
- *        0 is an absent tensor.  Raise RuntimeError."
+ *        0 is an absent tensor, that of out_lo (fa.h: the residue) a multiple of
+ *        16.  Raise RuntimeError."
  *   def workspace(dtype, q_size, k_size, v_size, wanted) -> int:
  *       "The bytes that the forward (wanted 0) or the backward needs.  Raises
  *        RuntimeError."

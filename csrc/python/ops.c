@@ -51,23 +51,17 @@ static fa_status allocate_outputs(fa_problem *p, bool needs_grad,
                                   fa_torch_tensor results[FWD_RESULTS],
                                   fa_error *error)
 {
-    fa_tensor out_lo = p->out;
+    const fa_dtype sums = sums_dtype(p->q.dtype);
+    const int64_t floats = needs_grad ? fa_residue_floats(p) : 0;
     fa_status status =
         fa_torch_new_like("out", on, &p->out, &results[FWD_OUT], error);
     if (status == FA_OK) {
-        status = fa_torch_new_rows("lse", on, p->q.size, sums_dtype(p->q.dtype),
+        status = fa_torch_new_rows("lse", on, p->q.size, sums,
                                    &results[FWD_LSE], &p->lse, error);
     }
-    if (status == FA_OK && needs_grad && p->q.dtype == FA_F32) {
-        status = fa_torch_new_rows("out_lo", on, p->q.size, FA_F32,
+    if (status == FA_OK) {
+        status = fa_torch_new_flat("out_lo", on, floats, sums,
                                    &results[FWD_OUT_LO], &p->out_lo, error);
-    } else if (status == FA_OK && needs_grad && is_short(p->q.dtype)) {
-        status = fa_torch_new_like("out_lo", on, &out_lo, &results[FWD_OUT_LO],
-                                   error);
-        p->out_lo = out_lo.data;
-    } else if (status == FA_OK) {
-        status = fa_torch_new_absent("out_lo", on, p->q.dtype,
-                                     &results[FWD_OUT_LO], error);
     }
     return status;
 }
@@ -179,26 +173,16 @@ static fa_status parse_lse(fa_torch_tensor from, fa_problem *p,
     return FA_OK;
 }
 
-/* What rounding took, laid out as fa_residue_of says; without elements none. */
+/* Needs sizes that the plan has accepted.  Without elements it is absent. */
 static fa_status parse_out_lo(fa_torch_tensor from, fa_problem *p,
                               const fa_torch_device *on, fa_error *error)
 {
+    const int64_t floats = fa_residue_floats(p);
     fa_torch_device other;
     fa_tensor out_lo;
-    fa_tensor expected;
-    const char *const whose = p->q.dtype == FA_F32 ? "lse" : "out";
     bool absent = false;
     fa_status status = fa_torch_is_absent("out_lo", from, &absent, error);
-    p->out_lo = NULL;
     if (status != FA_OK || absent) {
-        return status;
-    }
-    fa_residue_of(p, &expected);
-    if ((status = (p->q.dtype == FA_F32 ? fa_torch_parse_rows
-                                        : fa_torch_parse_tensor)(
-             "out_lo", from, &out_lo, &other, error)) != FA_OK ||
-        (status = fa_torch_check_device("out_lo", on, &other, error)) !=
-            FA_OK) {
         return status;
     }
     if (p->q.dtype == FA_F64) {
@@ -206,24 +190,26 @@ static fa_status parse_out_lo(fa_torch_tensor from, fa_problem *p,
                        "out_lo: expected a tensor without elements for "
                        "float64, got one with elements");
     }
-    if (out_lo.dtype != expected.dtype) {
-        return fa_fail(
-            error, FA_EINVAL, "out_lo: expected dtype %s (as %s), got %s",
-            fa_dtype_name(expected.dtype), whose, fa_dtype_name(out_lo.dtype));
+    if ((status = fa_torch_parse_flat("out_lo", from, &out_lo, &other,
+                                      error)) != FA_OK ||
+        (status = fa_torch_check_device("out_lo", on, &other, error)) !=
+            FA_OK) {
+        return status;
     }
-    for (int d = 0; d < 4; d++) {
-        if (out_lo.size[d] != expected.size[d]) {
-            return fa_fail(error, FA_EINVAL,
-                           "out_lo: expected the sizes of %s, got %lld in "
-                           "dimension %d",
-                           whose, (long long)out_lo.size[d], d);
-        }
-        if (out_lo.size[d] != 1 && out_lo.stride[d] != expected.stride[d]) {
-            return fa_fail(error, FA_EINVAL,
-                           "out_lo: expected the strides of %s, got %lld in "
-                           "dimension %d",
-                           whose, (long long)out_lo.stride[d], d);
-        }
+    if (out_lo.dtype != FA_F32) {
+        return fa_fail(error, FA_EINVAL,
+                       "out_lo: expected dtype float32, got %s",
+                       fa_dtype_name(out_lo.dtype));
+    }
+    if (out_lo.size[0] != floats) {
+        return fa_fail(error, FA_EINVAL,
+                       "out_lo: expected %lld elements, got %lld",
+                       (long long)floats, (long long)out_lo.size[0]);
+    }
+    if (floats != 1 && out_lo.stride[0] != 1) {
+        return fa_fail(error, FA_EINVAL,
+                       "out_lo: expected a contiguous tensor, got stride %lld",
+                       (long long)out_lo.stride[0]);
     }
     p->out_lo = out_lo.data;
     return FA_OK;
@@ -266,8 +252,6 @@ static fa_status parse_backward(const uint64_t *stack, fa_problem *p,
         (status = fa_torch_check_device("dout", on, &other, error)) != FA_OK ||
         (status = parse_lse(fa_torch_as_tensor(stack[BWD_LSE]), p, on,
                             error)) != FA_OK ||
-        (status = parse_out_lo(fa_torch_as_tensor(stack[BWD_OUT_LO]), p, on,
-                               error)) != FA_OK ||
         (status = parse_dlse(fa_torch_as_tensor(stack[BWD_DLSE]), g, on,
                              error)) != FA_OK) {
         return status;
@@ -295,8 +279,8 @@ static fa_status allocate_gradients(fa_gradients *g, const fa_torch_device *on,
         status = (g->wanted >> i & 1) != 0
                      ? fa_torch_new_like(names[i], on, tensors[i], &results[i],
                                          error)
-                     : fa_torch_new_absent(names[i], on, tensors[i]->dtype,
-                                           &results[i], error);
+                     : fa_torch_new_flat(names[i], on, 0, tensors[i]->dtype,
+                                         &results[i], NULL, error);
     }
     return status;
 }
@@ -305,7 +289,7 @@ static fa_status backward(const uint64_t *stack,
                           fa_torch_tensor results[BWD_RESULTS],
                           fa_torch_tensor *scratch, fa_error *error)
 {
-    fa_problem p;
+    fa_problem p = {.out_lo = NULL};
     fa_gradients g;
     fa_plan plan;
     fa_target target;
@@ -318,6 +302,8 @@ static fa_status backward(const uint64_t *stack,
 
     if ((status = parse_backward(stack, &p, &g, &on, error)) != FA_OK ||
         (status = fa_plan_backward(&p, &g, &plan, error)) != FA_OK ||
+        (status = parse_out_lo(fa_torch_as_tensor(stack[BWD_OUT_LO]), &p, &on,
+                               error)) != FA_OK ||
         (status = fa_torch_choose_target(&on, &runtime, &target, arch,
                                          error)) != FA_OK ||
         (status = allocate_gradients(&g, &on, results, error)) != FA_OK ||

@@ -203,8 +203,8 @@ static fa_status parse(const char *name, fa_torch_tensor from, int dims,
     }
     if (dim != dims) {
         return fa_fail(error, FA_EINVAL,
-                       "%s: expected %d dimensions (%s), got %lld", name, dims,
-                       axes, (long long)dim);
+                       "%s: expected %d dimension%s (%s), got %lld", name, dims,
+                       dims == 1 ? "" : "s", axes, (long long)dim);
     }
     memcpy(to->size, sizes, bytes);
     memcpy(to->stride, strides, bytes);
@@ -226,6 +226,13 @@ fa_status fa_torch_parse_rows(const char *name, fa_torch_tensor from,
     to->size[3] = 1;
     to->stride[3] = 1;
     return parse(name, from, 3, "batch, heads, seqlen", to, on, error);
+}
+
+fa_status fa_torch_parse_flat(const char *name, fa_torch_tensor from,
+                              fa_tensor *to, fa_torch_device *on,
+                              fa_error *error)
+{
+    return parse(name, from, 1, "elements", to, on, error);
 }
 
 fa_status fa_torch_is_absent(const char *name, fa_torch_tensor from,
@@ -302,26 +309,26 @@ fa_status fa_torch_new_rows(const char *name, const fa_torch_device *on,
     return allocate(name, on, 3, size, stride, dtype, tensor, data, error);
 }
 
-fa_status fa_torch_new_absent(const char *name, const fa_torch_device *on,
-                              fa_dtype dtype, fa_torch_tensor *tensor,
-                              fa_error *error)
+fa_status fa_torch_new_flat(const char *name, const fa_torch_device *on,
+                            int64_t count, fa_dtype dtype,
+                            fa_torch_tensor *tensor, void **data,
+                            fa_error *error)
 {
-    static const int64_t none = 0;
     static const int64_t one = 1;
-    return allocate(name, on, 1, &none, &one, dtype, tensor, NULL, error);
+    return allocate(name, on, 1, &count, &one, dtype, tensor,
+                    count == 0 ? NULL : data, error);
 }
 
 fa_status fa_torch_new_workspace(const fa_torch_device *on, size_t bytes,
                                  fa_torch_tensor *tensor, void **data,
                                  fa_error *error)
 {
-    static const int64_t one = 1;
     const int64_t count = (int64_t)(bytes / sizeof(float)); /* 16s of bytes */
     *tensor = NULL;
     *data = NULL;
     return bytes == 0 ? FA_OK
-                      : allocate("workspace", on, 1, &count, &one, FA_F32,
-                                 tensor, data, error);
+                      : fa_torch_new_flat("workspace", on, count, FA_F32,
+                                          tensor, data, error);
 }
 
 /* -- the call -------------------------------------------------------------- */

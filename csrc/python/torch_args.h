@@ -57,6 +57,10 @@ fa_status fa_torch_parse_tensor(const char *name, fa_torch_tensor from,
 fa_status fa_torch_parse_rows(const char *name, fa_torch_tensor from,
                               fa_tensor *to, fa_torch_device *on,
                               fa_error *error);
+/* One of one; *to gets its size and stride as the first. */
+fa_status fa_torch_parse_flat(const char *name, fa_torch_tensor from,
+                              fa_tensor *to, fa_torch_device *on,
+                              fa_error *error);
 /* Whether `from` has no elements, which means absent. */
 fa_status fa_torch_is_absent(const char *name, fa_torch_tensor from,
                              bool *absent, fa_error *error);
@@ -77,10 +81,12 @@ fa_status fa_torch_new_rows(const char *name, const fa_torch_device *on,
                             const int64_t size[3], fa_dtype dtype,
                             fa_torch_tensor *tensor, void **data,
                             fa_error *error);
-/* A new one without elements: what is not wanted. */
-fa_status fa_torch_new_absent(const char *name, const fa_torch_device *on,
-                              fa_dtype dtype, fa_torch_tensor *tensor,
-                              fa_error *error);
+/* A new one of one dimension.  Without elements, for what is not wanted, it has
+ * no address: *data is left alone, and `data` may be NULL. */
+fa_status fa_torch_new_flat(const char *name, const fa_torch_device *on,
+                            int64_t count, fa_dtype dtype,
+                            fa_torch_tensor *tensor, void **data,
+                            fa_error *error);
 /* Memory for a launch; *tensor and *data stay NULL for 0 bytes.  Released
  * after the launch, it is not given out again before the stream is past. */
 fa_status fa_torch_new_workspace(const fa_torch_device *on, size_t bytes,

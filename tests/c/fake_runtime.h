@@ -12,7 +12,7 @@
 
 #include <stdbool.h>
 
-enum { FAKE_LAUNCHES = 8, FAKE_TENSORS = 16 };
+enum { FAKE_LAUNCHES = 8, FAKE_TENSORS = 18 };
 
 /* What one launch was given. */
 typedef struct fake_launch {

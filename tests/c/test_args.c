@@ -35,9 +35,12 @@ enum {
     AT_DK,
     AT_DV,
     AT_LSE,
-    AT_OUT_LO,
-    AT_DLSE
+    AT_RESIDUE,
+    AT_DLSE = AT_RESIDUE + 32 /* the residue has up to 104 KiB */
 };
+
+/* 2 * 4 * 65 query rows: a multiple of 4 floats. */
+enum { LSE_LO_BYTES = 520 * 4 };
 
 static void set_up(fixture *f, fa_dtype dtype, uint32_t wanted)
 {
@@ -49,7 +52,7 @@ static void set_up(fixture *f, fa_dtype dtype, uint32_t wanted)
     f->p.v.data = address(AT_V);
     f->p.out.data = address(AT_OUT);
     f->p.lse = address(AT_LSE);
-    f->p.out_lo = address(AT_OUT_LO);
+    f->p.out_lo = address(AT_RESIDUE);
     f->p.scale = -0.25;
     f->p.causal = FA_CAUSAL_BOTTOM_RIGHT;
     f->g = test_gradients(&f->p, wanted);
@@ -91,6 +94,16 @@ static uint32_t access_to(const fa_call *call, const void *data)
     return 0;
 }
 
+static void *lse_lo_of(const fixture *f)
+{
+    return f->p.out_lo;
+}
+
+static void *out_lo_of(const fixture *f)
+{
+    return (char *)f->p.out_lo + LSE_LO_BYTES;
+}
+
 static void *in_workspace(size_t at)
 {
     return at == FA_NOWHERE ? NULL : (char *)workspace + at;
@@ -125,11 +138,16 @@ static void a_forward_names_inputs_outputs_and_lse(test_run *run)
     plan_forward(run, &f);
     const fa_args *args = fill(&f, 0);
     const uint32_t inputs = FA_SET_Q | FA_SET_K | FA_SET_V;
-    check_tensors(run, &f, inputs, FA_SET_OUT, 2);
-    CHECK(run, args->lse == f.p.lse && args->out_lo == f.p.out_lo);
+    check_tensors(run, &f, inputs, FA_SET_OUT, 3);
+    CHECK(run, args->lse == f.p.lse && args->lse_lo == lse_lo_of(&f));
+    CHECK(run, args->out_lo.data == out_lo_of(&f));
+    CHECK(run, args->out_lo.stride[0] == 4 * 65 * 24);
+    CHECK(run, args->out_lo.stride[1] == 65 * 24);
+    CHECK(run, args->out_lo.stride[2] == 24 && args->out_lo.stride[3] == 1);
     CHECK(run, access_to(&f.call, f.p.lse) == FA_WRITE);
-    CHECK(run, access_to(&f.call, f.p.out_lo) == FA_WRITE);
-    CHECK(run, args->delta == NULL && args->dlse.data == NULL);
+    CHECK(run, access_to(&f.call, lse_lo_of(&f)) == FA_WRITE);
+    CHECK(run, access_to(&f.call, out_lo_of(&f)) == FA_WRITE);
+    CHECK(run, args->rows == NULL && args->dlse.data == NULL);
     CHECK(run, args->wide == (inputs | FA_SET_OUT));
     for (int i = 0; i < FA_PREPARED; i++) {
         CHECK(run, args->scale_of[i] == NULL && args->block_of[i] == NULL);
@@ -137,7 +155,8 @@ static void a_forward_names_inputs_outputs_and_lse(test_run *run)
     CHECK(run, args->prepare == 0 && args->only_unfit == 0);
     f.p.out_lo = NULL;
     args = fill(&f, 0);
-    CHECK(run, args->out_lo == NULL && f.call.access_count == 5);
+    CHECK(run, args->lse_lo == NULL && args->out_lo.data == NULL);
+    CHECK(run, args->out_lo.stride[2] == 0 && f.call.access_count == 5);
 }
 
 static void numbers_reach_the_kernel(test_run *run)
@@ -192,9 +211,6 @@ static void wideness_is_asked_of_the_memory_at_the_launch(test_run *run)
     CHECK(run, (fill(&f, 0)->wide & FA_SET_OUT) != 0);
     f.p.out.data = (char *)address(AT_OUT) + 8;
     CHECK(run, (fill(&f, 0)->wide & FA_SET_OUT) == 0);
-    f.p.out.data = address(AT_OUT);
-    f.p.out_lo = (char *)address(AT_OUT_LO) + 2;
-    CHECK(run, (fill(&f, 0)->wide & FA_SET_OUT) == 0);
     f.p.k.stride[2] = 41;
     CHECK(run, fill(&f, 0)->wide == (FA_SET_Q | FA_SET_V));
 }
@@ -206,17 +222,20 @@ static void preparing_reads_its_tensors_and_writes_arrays(test_run *run)
     plan_backward(run, &f);
     const fa_args *args = fill(&f, 0);
     const fa_workspace *w = &f.plan.workspace;
-    /* out_lo, dlse, delta, and the blocks of v and dout. */
-    check_tensors(run, &f, FA_SET_V | FA_SET_DOUT | FA_SET_OUT, 0, 5);
+    /* lse lse_lo out_lo dlse rows, and the blocks of v and dout. */
+    check_tensors(run, &f, FA_SET_V | FA_SET_DOUT | FA_SET_OUT, 0, 7);
     CHECK(run, args->prepare == (FA_SET_V | FA_SET_DOUT));
     CHECK(run, args->prepare_blocks == 3);
-    CHECK(run, access_to(&f.call, f.p.out_lo) == FA_READ);
+    CHECK(run, args->lse == f.p.lse && args->lse_lo == lse_lo_of(&f));
+    CHECK(run, args->out_lo.data == out_lo_of(&f));
+    CHECK(run, access_to(&f.call, f.p.lse) == FA_READ);
+    CHECK(run, access_to(&f.call, lse_lo_of(&f)) == FA_READ);
+    CHECK(run, access_to(&f.call, out_lo_of(&f)) == FA_READ);
     CHECK(run, access_to(&f.call, f.g.dlse.data) == FA_READ);
     CHECK(run, args->dlse.data == f.g.dlse.data);
     CHECK(run, args->dlse.stride[0] == 4 * 65 && args->dlse.stride[2] == 1);
-    CHECK(run, args->delta == in_workspace(w->delta));
-    CHECK(run, access_to(&f.call, args->delta) == FA_WRITE);
-    CHECK(run, args->lse == NULL);
+    CHECK(run, args->rows == in_workspace(w->rows));
+    CHECK(run, access_to(&f.call, args->rows) == FA_WRITE);
     for (int i = 0; i < FA_PREPARED; i++) {
         CHECK(run, args->scale_of[i] == NULL);
         CHECK(run, (void *)args->block_of[i] == in_workspace(w->block_of[i]));
@@ -227,27 +246,46 @@ static void preparing_reads_its_tensors_and_writes_arrays(test_run *run)
     f.g.dlse.data = NULL;
     f.p.out_lo = NULL;
     args = fill(&f, 0);
-    CHECK(run, args->dlse.data == NULL && args->out_lo == NULL);
-    CHECK(run, f.call.access_count == 3 + 3);
+    CHECK(run, args->dlse.data == NULL && args->out_lo.data == NULL);
+    CHECK(run, args->lse_lo == NULL && f.call.access_count == 3 + 4);
 }
 
-static void what_rounding_took_from_lse_goes_to_the_passes(test_run *run)
+static void float32_keeps_what_rounding_took_from_lse_alone(test_run *run)
 {
     fixture f;
     set_up(&f, FA_F32, ALL);
     plan_forward(run, &f);
-    fill(&f, 0);
-    CHECK(run, access_to(&f.call, f.p.out_lo) == FA_WRITE);
+    const fa_args *args = fill(&f, 0);
+    CHECK(run, args->lse_lo == lse_lo_of(&f) && args->out_lo.data == NULL);
+    CHECK(run, access_to(&f.call, lse_lo_of(&f)) == FA_WRITE);
     plan_backward(run, &f);
-    for (int step = 0; step < 3; step++) { /* prepare, kv, q */
-        const fa_args *args = fill(&f, step);
-        CHECK(run, args->out_lo == (step == 0 ? NULL : f.p.out_lo));
-        CHECK(run, access_to(&f.call, f.p.out_lo) ==
-                       (step == 0 ? 0U : (uint32_t)FA_READ));
+    args = fill(&f, 0);
+    CHECK(run, args->lse_lo == lse_lo_of(&f) && args->out_lo.data == NULL);
+    CHECK(run, access_to(&f.call, lse_lo_of(&f)) == FA_READ);
+}
+
+/* What the passes need of a query is in its numbers. */
+static void passes_read_nothing_of_the_forward(test_run *run)
+{
+    for (int dtype = FA_F16; dtype <= FA_F64; dtype++) {
+        fixture f;
+        set_up(&f, (fa_dtype)dtype, ALL);
+        plan_backward(run, &f);
+        for (int step = 1; step < f.plan.count; step++) {
+            const fa_args *args = fill(&f, step);
+            CHECK(run, args->lse == NULL && args->lse_lo == NULL);
+            CHECK(run, args->out_lo.data == NULL && args->out.data == NULL);
+            CHECK(run, args->dlse.data == NULL);
+            CHECK(run, access_to(&f.call, f.p.lse) == 0);
+            CHECK(run, access_to(&f.call, lse_lo_of(&f)) == 0);
+            CHECK(run, access_to(&f.call, out_lo_of(&f)) == 0);
+            CHECK(run, args->rows == in_workspace(f.plan.workspace.rows));
+            CHECK(run, access_to(&f.call, args->rows) == FA_READ);
+        }
     }
 }
 
-static void preparing_float32_makes_delta_alone(test_run *run)
+static void preparing_float32_makes_the_numbers_of_queries_alone(test_run *run)
 {
     static const fa_dtype types[] = {FA_F32, FA_F64};
     for (int i = 0; i < 2; i++) {
@@ -256,10 +294,10 @@ static void preparing_float32_makes_delta_alone(test_run *run)
         f.p.out_lo = NULL;
         plan_backward(run, &f);
         const fa_args *args = fill(&f, 0);
-        check_tensors(run, &f, FA_SET_DOUT | FA_SET_OUT, 0, 2);
+        check_tensors(run, &f, FA_SET_DOUT | FA_SET_OUT, 0, 3);
         CHECK(run, args->prepare == FA_SET_DOUT);
         CHECK(run, args->block_of[3] == NULL && args->scale_of[3] == NULL);
-        CHECK(run, args->delta == workspace);
+        CHECK(run, args->lse == f.p.lse && args->rows == workspace);
     }
 }
 
@@ -296,13 +334,14 @@ static void steps_of_a_bfloat16_forward_share_arrays(test_run *run)
     const fa_args *args = fill(&f, 0);
     check_tensors(run, &f, inputs, 0, 6);
     check_arrays(run, &f, FA_WRITE, inputs, inputs);
-    CHECK(run, args->delta == NULL && args->prepare == inputs);
+    CHECK(run, args->rows == NULL && args->prepare == inputs);
+    CHECK(run, args->lse == NULL && args->lse_lo == NULL);
     args = fill(&f, 1);
-    check_tensors(run, &f, inputs, FA_SET_OUT, 2 + 6);
+    check_tensors(run, &f, inputs, FA_SET_OUT, 3 + 6);
     check_arrays(run, &f, FA_READ, inputs, inputs);
     CHECK(run, args->only_unfit == 0 && args->prepare == 0);
     args = fill(&f, 2);
-    check_tensors(run, &f, inputs, FA_SET_OUT, 2 + 3);
+    check_tensors(run, &f, inputs, FA_SET_OUT, 3 + 3);
     check_arrays(run, &f, FA_READ, inputs, 0);
     CHECK(run, args->only_unfit == 1);
 }
@@ -318,20 +357,16 @@ static void steps_of_a_bfloat16_backward_share_arrays(test_run *run)
     set_up(&f, FA_BF16, ALL);
     plan_backward(run, &f);
     fill(&f, 0);
-    check_tensors(run, &f, inputs | FA_SET_OUT, 0, 3 + 8);
+    check_tensors(run, &f, inputs | FA_SET_OUT, 0, 5 + 8);
+    CHECK(run, f.call.access_count == FA_MAX_ACCESSES);
     check_arrays(run, &f, FA_WRITE, inputs, inputs);
     for (int step = 1; step < 5; step++) {
         const bool fast = step < 3;
         const fa_args *args = fill(&f, step);
         check_tensors(run, &f, inputs, step % 2 == 1 ? kv : FA_SET_DQ,
-                      2 + 4 + (fast ? 4 : 0));
+                      1 + 4 + (fast ? 4 : 0));
         check_arrays(run, &f, FA_READ, inputs, fast ? inputs : 0);
         CHECK(run, args->only_unfit == (fast ? 0 : 1));
-        CHECK(run, args->lse == f.p.lse);
-        CHECK(run, access_to(&f.call, args->lse) == FA_READ);
-        CHECK(run, args->delta == in_workspace(f.plan.workspace.delta));
-        CHECK(run, access_to(&f.call, args->delta) == FA_READ);
-        CHECK(run, args->out_lo == NULL && args->dlse.data == NULL);
     }
 }
 
@@ -342,14 +377,13 @@ static void passes_of_a_float16_backward_read_norms_of_v_and_dout(test_run *run)
     set_up(&f, FA_F16, ALL);
     plan_backward(run, &f);
     fill(&f, 1);
-    check_tensors(run, &f, inputs, FA_SET_DK | FA_SET_DV, 2 + 2);
+    check_tensors(run, &f, inputs, FA_SET_DK | FA_SET_DV, 1 + 2);
     check_arrays(run, &f, FA_READ, FA_SET_V | FA_SET_DOUT, 0);
     fill(&f, 2);
-    check_tensors(run, &f, inputs, FA_SET_DQ, 2 + 2);
+    check_tensors(run, &f, inputs, FA_SET_DQ, 1 + 2);
     check_arrays(run, &f, FA_READ, FA_SET_V | FA_SET_DOUT, 0);
 }
 
-/* LSE, delta and, of float, what rounding took from LSE. */
 static void gradients_that_are_not_wanted_have_no_address(test_run *run)
 {
     const uint32_t inputs = FA_SET_Q | FA_SET_K | FA_SET_V | FA_SET_DOUT;
@@ -357,11 +391,11 @@ static void gradients_that_are_not_wanted_have_no_address(test_run *run)
     set_up(&f, FA_F32, FA_WANT_DV);
     plan_backward(run, &f);
     fill(&f, 1);
-    check_tensors(run, &f, inputs, FA_SET_DV, 3);
+    check_tensors(run, &f, inputs, FA_SET_DV, 1);
     set_up(&f, FA_F32, FA_WANT_DK);
     plan_backward(run, &f);
     fill(&f, 1);
-    check_tensors(run, &f, inputs, FA_SET_DK, 3);
+    check_tensors(run, &f, inputs, FA_SET_DK, 1);
 }
 
 /* What the simulator is told of arrays: their whole extent, no more. */
@@ -383,8 +417,15 @@ static void arrays_are_named_with_their_extent(test_run *run)
         } else if (t->data == f.call.args.scale_of[3]) {
             CHECK(run, t->size[1] == 4 && rows == 65 && t->size[3] == 1);
             CHECK(run, t->stride[1] == 65 && t->dtype == FA_F32);
-        } else if (t->data == f.call.args.delta) {
+        } else if (t->data == f.call.args.rows) {
             CHECK(run, t->size[1] == 4 && rows == 65 && t->dtype == FA_F32);
+            CHECK(run, t->size[3] == FA_ROW_NUMBERS && t->stride[2] == 3);
+        } else if (t->data == lse_lo_of(&f)) {
+            CHECK(run, t->size[1] == 4 && rows == 65 && t->size[3] == 1);
+            CHECK(run, t->dtype == FA_F32 && t->stride[1] == 65);
+        } else if (t->data == out_lo_of(&f)) {
+            CHECK(run, t->size[1] == 4 && rows == 65 && t->size[3] == 24);
+            CHECK(run, t->dtype == FA_BF16 && t->stride[1] == 65 * 24);
         }
     }
     set_up(&f, FA_F64, ALL);
@@ -402,8 +443,9 @@ void test_args(test_run *run)
     RUN(run, strides_of_dimensions_of_size_one_become_zero);
     RUN(run, wideness_is_asked_of_the_memory_at_the_launch);
     RUN(run, preparing_reads_its_tensors_and_writes_arrays);
-    RUN(run, what_rounding_took_from_lse_goes_to_the_passes);
-    RUN(run, preparing_float32_makes_delta_alone);
+    RUN(run, float32_keeps_what_rounding_took_from_lse_alone);
+    RUN(run, passes_read_nothing_of_the_forward);
+    RUN(run, preparing_float32_makes_the_numbers_of_queries_alone);
     RUN(run, steps_of_a_bfloat16_forward_share_arrays);
     RUN(run, steps_of_a_bfloat16_backward_share_arrays);
     RUN(run, passes_of_a_float16_backward_read_norms_of_v_and_dout);

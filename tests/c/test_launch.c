@@ -309,6 +309,32 @@ static void counts_of_the_simulator_are_summed(test_run *run)
     dlclose(library);
 }
 
+/* bfloat16's FA_PREPARE has the longest list of tensors. */
+static void the_longest_list_of_tensors_fits(test_run *run)
+{
+    char path[4096];
+    fake_state *state = NULL;
+    if (!test_fast_bf16(run)) {
+        return;
+    }
+    void *library = load_fake(run, "libfakesim.so", &state);
+    snprintf(path, sizeof path, "%s/libfakesim.so", run->fakes);
+    call *c = make_call(run, FA_SIM, path);
+    write_all_code(run);
+    c->target.arch = "gfx906";
+    test_retype(&c->p, FA_BF16);
+    c->p.out_lo = c->memory[1];
+    CHECK(run, call_backward(c, ALL) == FA_OK);
+    c->g.dlse.data = c->lse;
+    state->launches = 0;
+    CHECK(run, fa_backward(c->runtime, &c->target, &c->p, &c->g, &c->plan,
+                           c->workspace, &c->counts, &c->error) == FA_OK);
+    CHECK(run, state->launch[0].args.prepare != 0);
+    CHECK(run, state->launch[0].tensor_count == FAKE_TENSORS);
+    free_call(c);
+    dlclose(library);
+}
+
 /* A plan that cannot be run to its end is not begun. */
 static void nothing_is_launched_if_a_later_kernel_is_missing(test_run *run)
 {
@@ -380,6 +406,12 @@ static void memory_that_is_missing_is_named(test_run *run)
           fa_backward(c->runtime, &c->target, &c->p, &c->g, &c->plan,
                       c->workspace + 8, &c->counts, &c->error) == FA_EINVAL);
     CHECK_TEXT(run, c->error.text, " bytes, aligned to 16, got them at ");
+    /* The plan is older than this memory. */
+    c->p.out_lo = c->memory[1] + 4;
+    CHECK(run, fa_backward(c->runtime, &c->target, &c->p, &c->g, &c->plan,
+                           c->workspace, &c->counts, &c->error) == FA_EINVAL);
+    CHECK_TEXT(run, c->error.text, "out_lo: expected an address aligned to 16");
+    c->p.out_lo = NULL;
     c->p.out.data = NULL;
     CHECK(run, call_forward(c) == FA_EINVAL);
     CHECK_TEXT(run, c->error.text, "out: expected its address, got none");
@@ -417,7 +449,7 @@ static void check_filled(test_run *run, fa_backend backend, const char *sim,
     CHECK(run, call_forward(c) == FA_OK);
     const size_t filled[] = {bytes, dtype == FA_F64   ? 0
                                     : dtype == FA_F32 ? rows * 4
-                                                      : bytes};
+                                                      : rows * 4 + bytes};
     for (int i = 0; i < 2; i++) { /* out and out_lo */
         CHECK(run, memcmp(c->memory[i], zeros, filled[i]) == 0);
         CHECK(run, filled[i] == sizeof c->memory[i] ||
@@ -509,6 +541,7 @@ void test_launch(test_run *run)
     RUN(run, an_unknown_backend_is_refused);
     RUN(run, steps_are_launched_in_order_on_one_stream);
     RUN(run, counts_of_the_simulator_are_summed);
+    RUN(run, the_longest_list_of_tensors_fits);
     RUN(run, nothing_is_launched_if_a_later_kernel_is_missing);
     RUN(run, a_failure_ends_the_call);
     RUN(run, loading_takes_the_units_of_a_type);

@@ -289,7 +289,7 @@ static void check_workspace(test_run *run, const fa_plan *plan,
 {
     const fa_workspace *w = &plan->workspace;
     size_t end = 0;
-    size_t at[9] = {w->delta};
+    size_t at[9] = {w->rows};
     size_t bytes[9] = {rows_bytes};
     for (int i = 0; i < 4; i++) {
         at[1 + 2 * i] = w->scale_of[i];
@@ -310,21 +310,21 @@ static void check_workspace(test_run *run, const fa_plan *plan,
 
 static void the_workspace_holds_what_the_steps_exchange(test_run *run)
 {
-    /* 2 * 4 * 65 = 520 query rows in 16 blocks, 2 * 2 * 129 = 516 key rows in
-     * 12 blocks. */
+    /* 2 * 4 * 65 = 520 query rows in 16 blocks, three numbers each;
+     * 2 * 2 * 129 = 516 key rows in 12 blocks. */
     fa_problem p = test_problem(2, 4, 2, 65, 129, 40);
     fa_gradients g = test_gradients(&p, ALL);
     fa_plan plan = backward_of(run, &p, &g);
-    check_workspace(run, &plan, 520 * 4, (size_t[4]){0},
+    check_workspace(run, &plan, 520 * 12, (size_t[4]){0},
                     (size_t[4]){0, 0, 12 * 8, 16 * 8});
     test_retype(&p, FA_F32);
     g = test_gradients(&p, ALL);
     plan = backward_of(run, &p, &g);
-    check_workspace(run, &plan, 520 * 4, (size_t[4]){0}, (size_t[4]){0});
+    check_workspace(run, &plan, 520 * 12, (size_t[4]){0}, (size_t[4]){0});
     test_retype(&p, FA_F64);
     g = test_gradients(&p, ALL);
     plan = backward_of(run, &p, &g);
-    check_workspace(run, &plan, 520 * 8, (size_t[4]){0}, (size_t[4]){0});
+    check_workspace(run, &plan, 520 * 24, (size_t[4]){0}, (size_t[4]){0});
 }
 
 static void bfloat16_needs_a_scale_for_each_row(test_run *run)
@@ -336,7 +336,7 @@ static void bfloat16_needs_a_scale_for_each_row(test_run *run)
     test_retype(&p, FA_BF16);
     const fa_gradients g = test_gradients(&p, ALL);
     fa_plan plan = backward_of(run, &p, &g);
-    check_workspace(run, &plan, 520 * 4,
+    check_workspace(run, &plan, 520 * 12,
                     (size_t[4]){520 * 4, 516 * 4, 516 * 4, 520 * 4},
                     (size_t[4]){16 * 8, 12 * 8, 12 * 8, 16 * 8});
     plan = plan_of(run, &p);

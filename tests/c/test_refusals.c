@@ -1,5 +1,5 @@
 /* test_refusals.c: what is refused and with which words, what just passes,
- * and how outputs are laid out.  SPDX-License-Identifier: BSD-3-Clause */
+ * and how outputs and the residue are laid out.  SPDX-License-Identifier: BSD-3-Clause */
 #include "test.h"
 
 #include <math.h>
@@ -369,6 +369,22 @@ static void grids_beyond_32_bits_of_work_items_are_refused(test_run *run)
     check_refused_backward(run, &p, &g, "k: expected at most 268435440 rows");
 }
 
+static void a_residue_that_is_not_aligned_is_refused(test_run *run)
+{
+    for (int dtype = FA_F16; dtype <= FA_F64; dtype++) {
+        fa_problem p = test_problem(2, 2, 2, 8, 8, 64);
+        test_retype(&p, (fa_dtype)dtype);
+        const fa_gradients g = test_gradients(&p, 7);
+        p.out_lo = (void *)0x1008;
+        check_refused(run, &p,
+                      "out_lo: expected an address aligned to 16 bytes, got "
+                      "0x1008");
+        check_refused_backward(run, &p, &g, "out_lo: expected an address");
+        p.out_lo = (void *)0x1010;
+        check_accepted(run, &p);
+    }
+}
+
 static void scalars_out_of_range_are_refused(test_run *run)
 {
     fa_problem p = test_problem(2, 2, 2, 8, 8, 64);
@@ -450,6 +466,56 @@ static void outputs_of_another_head_dim_keep_the_order_of_q(test_run *run)
     CHECK(run, memcmp(out.stride, expected, sizeof expected) == 0);
 }
 
+/* -- the residue ----------------------------------------------------------- */
+
+static void the_residue_of_16_bit_types_has_two_parts(test_run *run)
+{
+    static _Alignas(16) char memory[1];
+    fa_problem p = test_problem(1, 3, 1, 5, 4, 8);
+    fa_tensor lse_lo;
+    fa_tensor out_lo;
+    test_head_dim_v(&p, 7);
+    p.out_lo = memory;
+    for (int dtype = FA_F16; dtype <= FA_BF16; dtype++) {
+        test_retype(&p, (fa_dtype)dtype);
+        /* 15 rows, filled up to 16; 105 elements, two to a float. */
+        CHECK(run, fa_residue_floats(&p) == 16 + 53);
+        fa_residue_parts(&p, &lse_lo, &out_lo);
+        CHECK(run, lse_lo.data == memory && lse_lo.dtype == FA_F32);
+        CHECK(run, lse_lo.stride[0] == 15 && lse_lo.stride[1] == 5);
+        CHECK(run, lse_lo.stride[2] == 1 && lse_lo.size[3] == 1);
+        CHECK(run, (char *)out_lo.data == memory + 64);
+        CHECK(run, out_lo.dtype == p.q.dtype && out_lo.size[3] == 7);
+        CHECK(run, out_lo.size[1] == 3 && out_lo.size[2] == 5);
+        CHECK(run, out_lo.stride[0] == 105 && out_lo.stride[1] == 35);
+        CHECK(run, out_lo.stride[2] == 7 && out_lo.stride[3] == 1);
+    }
+    p.q.size[2] = 8; /* 24 rows: nothing to fill up */
+    CHECK(run, fa_residue_floats(&p) == 24 + 84);
+    p.q.size[2] = 0;
+    CHECK(run, fa_residue_floats(&p) == 0);
+    p.out_lo = NULL;
+    fa_residue_parts(&p, &lse_lo, &out_lo);
+    CHECK(run, lse_lo.data == NULL && out_lo.data == NULL);
+}
+
+static void the_residue_of_float32_is_that_of_lse(test_run *run)
+{
+    static _Alignas(16) char memory[1];
+    fa_problem p = test_problem(1, 3, 1, 5, 4, 8);
+    fa_tensor lse_lo;
+    fa_tensor out_lo;
+    p.out_lo = memory;
+    test_retype(&p, FA_F32);
+    CHECK(run, fa_residue_floats(&p) == 15);
+    fa_residue_parts(&p, &lse_lo, &out_lo);
+    CHECK(run, lse_lo.data == memory && out_lo.data == NULL);
+    test_retype(&p, FA_F64);
+    CHECK(run, fa_residue_floats(&p) == 0);
+    fa_residue_parts(&p, &lse_lo, &out_lo);
+    CHECK(run, lse_lo.data == NULL && out_lo.data == NULL);
+}
+
 static void long_messages_are_cut_and_stay_terminated(test_run *run)
 {
     fa_error error;
@@ -478,8 +544,11 @@ void test_refusals(test_run *run)
     RUN(run, a_gradient_of_lse_must_fit_lse);
     RUN(run, a_gradient_that_cannot_exist_is_refused);
     RUN(run, grids_beyond_32_bits_of_work_items_are_refused);
+    RUN(run, a_residue_that_is_not_aligned_is_refused);
     RUN(run, scalars_out_of_range_are_refused);
     RUN(run, outputs_are_dense_in_the_order_of_q);
     RUN(run, outputs_of_another_head_dim_keep_the_order_of_q);
+    RUN(run, the_residue_of_16_bit_types_has_two_parts);
+    RUN(run, the_residue_of_float32_is_that_of_lse);
     RUN(run, long_messages_are_cut_and_stay_terminated);
 }
