@@ -69,7 +69,9 @@ enum {
 enum {
     FA_SHIFT,
     FA_BIAS,
-    FA_DELTA, /* rowsum(dout * (out + out_lo)) - dlse */
+    FA_DELTA,  /* rowsum(dout * (out + out_lo)) - dlse */
+    FA_DS_SUM, /* what the dS of the query add up to, which is dlse; NaN where
+                * lse may be of more keys than these: without lse_lo */
     FA_ROW_NUMBERS
 };
 
@@ -82,22 +84,22 @@ typedef struct fa_block {
 } fa_block;
 
 typedef struct fa_args {
-    fa_view q;    /* (B, H, Sq, D) */
-    fa_view k;    /* (B, Hk, Sk, D) */
-    fa_view v;    /* (B, Hk, Sk, Dv) */
-    fa_view out;  /* (B, H, Sq, Dv) */
-    fa_view dout; /* (B, H, Sq, Dv) */
-    fa_view dq;   /* (B, H, Sq, D) */
-    fa_view dk;   /* (B, Hk, Sk, D); data NULL: not wanted */
-    fa_view dv;   /* (B, Hk, Sk, Dv); data NULL: not wanted */
-    fa_view dlse; /* (B, H, Sq, 1); data NULL: zero */
+    fa_view q;      /* (B, H, Sq, D) */
+    fa_view k;      /* (B, Hk, Sk, D) */
+    fa_view v;      /* (B, Hk, Sk, Dv) */
+    fa_view out;    /* (B, H, Sq, Dv) */
+    fa_view dout;   /* (B, H, Sq, Dv) */
+    fa_view dq;     /* (B, H, Sq, D) */
+    fa_view dk;     /* (B, Hk, Sk, D); data NULL: not wanted */
+    fa_view dv;     /* (B, Hk, Sk, Dv); data NULL: not wanted */
+    fa_view dlse;   /* (B, H, Sq, 1); data NULL: zero */
     fa_view out_lo; /* (B, H, Sq, Dv), of 16-bit types: what rounding took from
                      * out; data NULL: not wanted, or not known */
     void *lse;      /* (B, H, Sq) contiguous, natural logarithm; float, or
                      * double where q is */
-    float *lse_lo;  /* (B, H, Sq) contiguous: what rounding took from lse, unless
+    float *lse_lo; /* (B, H, Sq) contiguous: what rounding took from lse, unless
                      * that is double; NULL: not wanted, or not known */
-    void *rows;     /* (B, H, Sq, FA_ROW_NUMBERS) contiguous, type of lse: what
+    void *rows;    /* (B, H, Sq, FA_ROW_NUMBERS) contiguous, type of lse: what
                      * the backward needs to know of each query */
     float *scale_of[FA_PREPARED];    /* (B, heads, rows): the power of two that
                                       * brings a bf16 row into fp16's range */

@@ -56,15 +56,12 @@ struct fa_backward_layout : FA_BACKWARD_BASE(KIND, DIM, OWN, PASS) {
 };
 
 /* The walked tiles of one head: begin <= t < end for the workgroup; a wave
- * needs those with wave_begin <= t < wave_end and can do without a mask in
- * those with full_begin <= t < full_end. */
+ * needs those with wave_begin <= t < wave_end. */
 typedef struct fa_range {
     int begin;
     int end;
     int wave_begin;
     int wave_end;
-    int full_begin;
-    int full_end;
 } fa_range;
 
 template <int PASS>
@@ -79,20 +76,24 @@ static FA_DEVICE fa_range fa_range_of(fa_args_in a, int first, int rows,
         r.end = end;
         r.wave_begin = fa_max_int(wave_first - a->diagonal, 0) / FA_WALK;
         r.wave_end = wave_first < a->seqlen_k ? end : 0;
-        r.full_begin =
-            (fa_max_int(wave_first + wave_rows - 1 - a->diagonal, 0) + FA_WALK -
-             1) /
-            FA_WALK;
-        r.full_end = a->seqlen_q / FA_WALK;
     } else {
         r.begin = 0;
         r.end = fa_tiles(a, first, rows);
         r.wave_begin = 0;
         r.wave_end = fa_tiles(a, wave_first, wave_rows);
-        r.full_begin = 0;
-        r.full_end = fa_max_int(fa_last_key(a, wave_first) + 1, 0) / FA_WALK;
     }
     return r;
+}
+
+/* Whether rows first .. first + rows - 1 and the 64 walked ones from `at` on
+ * all see each other.  Asked in each step, because to keep the bounds would
+ * take scalar registers that are scarce. */
+template <int PASS>
+static FA_DEVICE bool fa_all_seen(fa_args_in a, int first, int rows, int at)
+{
+    return PASS == FA_BACKWARD_KV ? first + rows - 1 - a->diagonal <= at &&
+                                        at + FA_WALK <= a->seqlen_q
+                                  : at + FA_WALK - 1 <= fa_last_key(a, first);
 }
 
 /* Stores sums[i] * factor as rows of a gradient. */
@@ -128,11 +129,20 @@ fa_store_gradient(fa_args_in a, int view, uint32_t set, uint32_t place,
     }
 }
 
+/* The dS of a query cancel in their sum, and in dQ for what its keys have in
+ * common; as they come, rounded to fp16 and with the delta of weights that
+ * were rounded, they do not.  So what the sum lacks is added in the end,
+ * spread over the row's keys in the first tile, times 2^12 because it is so
+ * small. */
+#define FA_EVENS_OUT(KIND, PASS) (FA_IS_HALF(KIND) && (PASS) == FA_BACKWARD_Q)
+#define FA_EVEN_SCALE 0x1p12f
+
 /* What a workgroup knows of itself while it walks. */
 template <int KIND, int DIM, int OWN, int PASS> struct fa_walk {
     FA_NUMBER(KIND) first_sum[OWN][DIM / 8];  /* dK, or dQ: of dS and X */
     FA_NUMBER(KIND) second_sum[OWN][DIM / 8]; /* dV: of P and Y */
     fa_own_numbers<KIND, OWN> own;
+    float rest[OWN]; /* FA_EVENS_OUT: minus the sum of a row's dS */
     FA_NUMBER(KIND) scale_log2;
     float lift;    /* see fa_lift */
     float x_scale; /* FA_BF16: of columns of X, and of Y */
@@ -144,19 +154,19 @@ template <int KIND, int DIM, int OWN, int PASS> struct fa_walk {
 /* P and dS of one step, from its two products. */
 template <int KIND, int DIM, int OWN, int PASS>
 static FA_DEVICE void
-fa_weigh(const fa_walk<KIND, DIM, OWN, PASS> *walk,
-         FA_NUMBER(KIND) s[OWN][FA_WALKED], FA_NUMBER(KIND) dp[OWN][FA_WALKED],
-         fa_weights<KIND> p[OWN], fa_weights<KIND> ds[OWN], fa_args_in a,
-         fa_lds lds, int first, int walked, bool masked, uint32_t tid)
+fa_weigh(fa_walk<KIND, DIM, OWN, PASS> *walk, FA_NUMBER(KIND) s[OWN][FA_WALKED],
+         FA_NUMBER(KIND) dp[OWN][FA_WALKED], fa_weights<KIND> p[OWN],
+         fa_weights<KIND> ds[OWN], fa_args_in a, fa_lds lds, int first,
+         int walked, bool masked, uint32_t tid)
 {
     typedef fa_backward_layout<KIND, DIM, OWN, PASS> L;
     fa_lds area = lds + L::AREA_AT;
 
     if constexpr (KIND == FA_BF16) {
         fa_lds undo = lds + L::UNDO_AT;
-        fa_undo_scales<OWN>(s, undo, area, FA_UNDO_X, tid);
-        fa_undo_scales<OWN>(dp, undo + L::ROWS * 4, area, FA_UNDO_Y, tid);
-        fa_take_delta<KIND, OWN, PASS>(dp, &walk->own, area, tid);
+        fa_undo_scales<OWN>(s, undo, area, true, tid);
+        fa_undo_scales<OWN>(dp, undo + L::ROWS * 4, area, false, tid);
+        fa_take<KIND, OWN, PASS>(dp, FA_DELTA, &walk->own, area, tid);
     }
     fa_exponentials<KIND, OWN, PASS>(s, &walk->own, area, walk->scale_log2,
                                      tid);
@@ -175,6 +185,37 @@ fa_weigh(const fa_walk<KIND, DIM, OWN, PASS> *walk,
         }
         fa_set_weights<KIND>(&p[i], s[i]);
         fa_set_weights<KIND>(&ds[i], dp[i]);
+        if constexpr (FA_EVENS_OUT(KIND, PASS)) {
+            walk->rest[i] = fa_take_weights<KIND>(walk->rest[i], &ds[i]);
+        }
+    }
+}
+
+/* FA_EVENS_OUT: the weights of the first tile's keys, and sums to match. */
+template <int KIND, int DIM, int OWN, int PASS>
+static FA_DEVICE void fa_even_out(fa_walk<KIND, DIM, OWN, PASS> *walk,
+                                  fa_weights<KIND> ds[OWN], fa_args_in a,
+                                  int first, uint32_t tid)
+{
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        int last = fa_last_key(a, first + fa_own_row(OWN, tid, i));
+        int keys = fa_min_int(last + 1, FA_WALK);
+        float sum = walk->own.of[FA_DS_SUM][i];
+        /* In units of the weights. */
+        float all = fa_sum8(walk->rest[i]) + sum * (walk->lift * 0x1p12f);
+        bool known = sum == sum && keys > 0;
+        float each = known ? all * FA_EVEN_SCALE / (float)keys : 0.0f;
+        float x[FA_WALKED];
+#pragma unroll
+        for (int j = 0; j < FA_WALKED; j++) {
+            x[j] = (int)(tid & 7) + 8 * j < keys ? each : 0.0f;
+        }
+        fa_set_weights<KIND>(&ds[i], x);
+#pragma unroll
+        for (int e = 0; e < DIM / 8; e++) {
+            walk->first_sum[i][e] *= FA_EVEN_SCALE;
+        }
     }
 }
 
@@ -192,6 +233,9 @@ fa_store_sums(fa_args_in a, const fa_walk<KIND, DIM, OWN, PASS> *walk,
         const float weight = 0x1p-12f;
         first_factor = first_factor * weight * fa_inverse_power(walk->lift) *
                        fa_inverse_power(walk->x_scale);
+        if (FA_EVENS_OUT(KIND, PASS)) {
+            first_factor *= 1.0f / FA_EVEN_SCALE;
+        }
         second_factor = weight * fa_inverse_power(walk->y_scale);
     }
     if (walk->with_second) {
@@ -257,6 +301,7 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
     fa_own_numbers_of<PASS>(&walk.own, a, own_place, first, tid);
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
+        walk.rest[i] = 0.0f;
 #pragma unroll
         for (int e = 0; e < DIM / 8; e++) {
             walk.first_sum[i][e] = 0;
@@ -280,7 +325,6 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
     for (int t = range.begin; t < range.end;) {
         int at = t * FA_WALK;
         bool active = t >= range.wave_begin && t < range.wave_end;
-        bool masked = t < range.full_begin || t >= range.full_end;
         number s[OWN][FA_WALKED];
         number dp[OWN][FA_WALKED];
         fa_weights<KIND> p[OWN];
@@ -301,8 +345,8 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
                         &tid);
         fa_clear_products<OWN>(dp);
         if (KIND != FA_BF16) { /* products of scaled rows come first */
-            fa_take_delta<KIND, OWN, PASS>(dp, &walk.own, lds + L::AREA_AT,
-                                           tid);
+            fa_take<KIND, OWN, PASS>(dp, FA_DELTA, &walk.own, lds + L::AREA_AT,
+                                     tid);
         }
         if (walk.with_first) {
             fa_set_next(&next, FA_COLUMNS_OF, walk.with_second ? &y : &x,
@@ -312,6 +356,8 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
         }
         /* Also in waves that do not use it: under a branch the compiler keeps
          * products and weights in registers of their own. */
+        a = fa_again(a);
+        bool masked = !fa_all_seen<PASS>(a, wave_first, WAVE_ROWS, at);
         fa_weigh(&walk, s, dp, p, ds, a, lds, first, at, masked, tid);
 
         int coming = t + 1;
@@ -321,9 +367,12 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
             coming = heads > 0 ? range.begin : range.end;
             coming_place = walk_place + 1;
         }
-        int form = coming < range.end ? FA_ROWS_OF : FA_NOTHING;
-        fa_tile after =
-            fa_tile_of(FA_X_AT(PASS), coming_place, coming * FA_WALK, 0);
+        bool is_last = coming == range.end;
+        int form = !is_last                   ? FA_ROWS_OF
+                   : FA_EVENS_OUT(KIND, PASS) ? FA_COLUMNS_OF
+                                              : FA_NOTHING;
+        fa_tile after = fa_tile_of(FA_X_AT(PASS), coming_place,
+                                   is_last ? 0 : coming * FA_WALK, 0);
         if (walk.with_second) { /* dV += P^T dO */
             if (walk.with_first) {
                 fa_set_next(&next, FA_COLUMNS_OF, &x, &tile_a);
@@ -342,6 +391,19 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
         }
         t = coming;
         walk_place = coming_place;
+    }
+    a = fa_again(a);
+    if constexpr (FA_EVENS_OUT(KIND, PASS)) {
+        if (range.begin < range.end) {
+            fa_weights<KIND> ds[OWN];
+            fa_tile x = fa_tile_of(FA_X_AT(PASS), walk_place, 0, 0);
+            fa_next next;
+            fa_even_out(&walk, ds, a, first, tid);
+            fa_set_next(&next, FA_NOTHING, &x, &tile_a);
+            fa_walk_columns<L>(walk.first_sum, ds, a, lds, &x, walk.x_scale,
+                               fa_common_tiles(a, first, ROWS) == 0, &staged,
+                               &next, true, &tid);
+        }
     }
     fa_store_sums(fa_again(a), &walk, own_place, first, lds, tid);
 }

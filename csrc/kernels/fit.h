@@ -201,7 +201,7 @@ static FA_DEVICE bool fa_left_to_other(fa_args_in a, int first,
         *fit = fa_fit_of<PASS>(a, first, own_place, lds, tid);
         return !fit->fits;
     }
-    if constexpr (KIND == FA_BF16_EXACT) {
+    if constexpr (KIND == FA_EXACT16) {
         if (a->only_unfit != 0) {
             return fa_fit_of<PASS>(a, first, own_place, lds, tid).fits;
         }

@@ -42,8 +42,8 @@
 
 /* From here on the rounding of the exponent bias, P_LOG2 - m * scale_log2,
  * would move P by more than fp16 can tell, in the end out of its range; the
- * maximum is then subtracted from the scores first. */
-#define FA_BIG_BIAS 1024.0f
+ * maximum is then subtracted from the scores first.  For fp32 it always is. */
+#define FA_BIG_BIAS(KIND) ((KIND) == FA_F32 ? -1.0f : 1024.0f)
 
 /* A row's largest score before it has seen a key: below every score that fp32
  * can hold, and finite, so that differences to it are never NaN. */
@@ -115,7 +115,7 @@ fa_softmax(fa_rows<KIND, DIM, OWN> *rows, FA_NUMBER(KIND) s[OWN][FA_WALKED],
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
             number old = rows->most[i];
-            number step = fa_abs(bias[i]) > fa_fixed((number)FA_BIG_BIAS)
+            number step = fa_abs(bias[i]) > fa_fixed((number)FA_BIG_BIAS(KIND))
                               ? (old - top[i]) * scale_log2[i]
                               : bias[i] - fa_bias<KIND>(old, scale_log2[i]);
             number shrink =
@@ -128,11 +128,12 @@ fa_softmax(fa_rows<KIND, DIM, OWN> *rows, FA_NUMBER(KIND) s[OWN][FA_WALKED],
             }
         }
     }
-    if (fa_any(big > fa_fixed((number)FA_BIG_BIAS))) {
+    if (KIND == FA_F32 || fa_any(big > fa_fixed((number)FA_BIG_BIAS(KIND)))) {
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
             /* Row by row: a result must not depend on its neighbours. */
-            bool own = fa_abs(bias[i]) > fa_fixed((number)FA_BIG_BIAS);
+            bool own = KIND == FA_F32 ||
+                       fa_abs(bias[i]) > fa_fixed((number)FA_BIG_BIAS(KIND));
             number less = own ? top[i] : (number)0;
             bias[i] = own ? at_top : bias[i];
 #pragma unroll
@@ -145,7 +146,7 @@ fa_softmax(fa_rows<KIND, DIM, OWN> *rows, FA_NUMBER(KIND) s[OWN][FA_WALKED],
     for (int i = 0; i < OWN; i++) {
 #pragma unroll
         for (int j = 0; j < FA_WALKED; j++) {
-            s[i][j] = fa_weight<KIND>(s[i][j], scale_log2[i], bias[i], 0);
+            s[i][j] = fa_weight<KIND>(s[i][j], scale_log2[i], bias[i]);
             rows->sum[i] += s[i][j];
         }
         fa_set_weights<KIND>(&p[i], s[i]);
@@ -197,10 +198,29 @@ static FA_DEVICE bool fa_any_wave(bool x, fa_lds lds, uint32_t tid)
     return fa_any(fa_lds_load1(lds + tid % (FA_THREADS / FA_WAVE) * 4) != 0);
 }
 
-/* What ln(2) has beyond fp32. */
-#define FA_LN2_LO (-1.904654299957768e-9f)
+/* The logarithm of a row's sum of weights in base 2 is log2_sum - bias; lse is
+ * what is stored of it, rounded and in natural logarithm.  What lse lacks. */
+template <int KIND>
+static FA_DEVICE float fa_lost(float lse, float sum, float log2_sum, float bias,
+                               float most, float scale_log2)
+{
+    const float log2_e = 1.44269502f;
+    const float ln2 = 0.693147181f;
+    const float ln2_low = -1.904654299957768e-9f; /* what ln(2) has beyond */
+    float log2_lse = log2_sum - bias;
+    /* The rounding of the sum, and of the hardware's logarithm. */
+    float lost = log2_sum - (log2_lse + bias) +
+                 fa_fma(sum, fa_exp2(-log2_sum), -1.0f) * log2_e;
 
-/* O, LSE, and what rounding takes from one of them if wanted. */
+    if (fa_abs(bias) > FA_BIG_BIAS(KIND)) {
+        /* The weights were taken with the unrounded product. */
+        lost -= fa_fma(-most, scale_log2, -bias) + FA_P_LOG2(KIND);
+    }
+    lost = lost * ln2 + fa_fma(log2_lse, ln2, -lse) + log2_lse * ln2_low;
+    return lost - lost == 0 ? lost : 0.0f; /* not of Inf and NaN */
+}
+
+/* O, LSE, and what rounding takes from them if wanted. */
 template <int KIND, int DIM, int OWN, int LDS_BYTES>
 static FA_DEVICE void
 fa_store_rows(fa_args_in a, const fa_rows<KIND, DIM, OWN> *rows, int first,
@@ -214,12 +234,11 @@ fa_store_rows(fa_args_in a, const fa_rows<KIND, DIM, OWN> *rows, int first,
     int batch = (int)(fa_uniform(place) >> 16);
     int64_t start = ((int64_t)batch * a->heads + head) * a->seqlen_q;
     FA_GLOBAL number *lse = (FA_GLOBAL number *)a->lse + start;
-    fa_output out = fa_output_of(a, FA_VIEW(out), (a->wide & FA_SET_OUT) != 0,
-                                 FA_STORED(KIND), batch, head, a->head_dim_v);
-    int parts = a->out_lo == nullptr || KIND == FA_F32 ? 1 : 2;
+    bool wide = (a->wide & FA_SET_OUT) != 0;
+    int parts = a->out_lo.data == nullptr ? 1 : 2;
     number share[OWN];
 
-    if (!out.wide) {
+    if (!wide) {
         fa_barrier(); /* fa_store_narrow uses all of the LDS */
     }
 #pragma unroll
@@ -231,26 +250,23 @@ fa_store_rows(fa_args_in a, const fa_rows<KIND, DIM, OWN> *rows, int first,
 
         share[i] = empty ? (number)0 : (number)1 / sum;
         if ((tid & 7) == 0 && row < a->seqlen_q) {
-            number log2_lse = fa_log2(sum) - bias;
-            number x = empty ? (number)-FA_INFINITY : log2_lse * ln2;
+            number log2_sum = fa_log2(sum);
+            number x = empty ? (number)-FA_INFINITY : (log2_sum - bias) * ln2;
             lse[row] = x;
-            if (KIND == FA_F32 && a->out_lo != nullptr) {
-                /* log2(sum) is exact enough: at most 2^30 rows. */
-                float lost = fa_log2(sum) - (log2_lse + bias);
-                if (fa_abs(bias) > FA_BIG_BIAS) {
-                    /* The weights were taken with the unrounded product. */
-                    lost -= fa_fma(-rows->most[i], scale_log2[i], -bias);
+            if constexpr (KIND != FA_F64) {
+                if (a->lse_lo != nullptr) {
+                    ((FA_GLOBAL float *)a->lse_lo)[start + row] = fa_lost<KIND>(
+                        x, sum, log2_sum, bias, rows->most[i], scale_log2[i]);
                 }
-                lost = lost * ln2 + fa_fma(log2_lse, ln2, -x) +
-                       log2_lse * FA_LN2_LO;
-                ((FA_GLOBAL float *)a->out_lo)[start + row] =
-                    fa_abs(lost) < 1.0f ? lost : 0.0f; /* not for Inf, NaN */
             }
         }
     }
     /* The same code for both, because it is long. */
 #pragma unroll 1
     for (int part = 0; part < parts; part++) {
+        fa_output out =
+            fa_output_of(a, part == 0 ? FA_VIEW(out) : FA_VIEW(out_lo), wide,
+                         fa_stored_of<KIND>(a), batch, head, a->head_dim_v);
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
             int row = first + fa_own_row(OWN, tid, i);
@@ -272,7 +288,6 @@ fa_store_rows(fa_args_in a, const fa_rows<KIND, DIM, OWN> *rows, int first,
                 fa_store_wide<KIND, DIM>(&out, row, x, tid);
             }
         }
-        out.base += (fa_global_out)a->out_lo - (fa_global_out)a->out.data;
     }
 }
 

@@ -20,8 +20,8 @@
     ((arith) == FA_F64 ? (int)FA_F64                             \
      : (arith) == FA_F16                                         \
          ? (reads) == FA_READS_BF16 ? (int)FA_BF16 : (int)FA_F16 \
-     : (reads) == FA_READS_BF16 ? (int)FA_BF16_EXACT             \
-                                : (int)FA_F32)
+     : (reads) == FA_READS_F32 ? (int)FA_F32                     \
+                               : (int)FA_EXACT16)
 
 /* A kernel of one pass: its LDS, and how many waves share a SIMD (two
  * workgroups of 256 threads share a compute unit if LDS holds both and the

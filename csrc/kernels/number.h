@@ -5,7 +5,8 @@
  * FA_F16         operands are pairs of fp16, products and sums fp32 (dot2)
  * FA_BF16        the same; bf16 is brought into fp16's range by a power of
  *                two when it is staged, which is exact (stage.h)
- * FA_BF16_EXACT  bf16 is expanded to fp32 when it is staged
+ * FA_EXACT16     fp16 or bf16, as fa_args.stored says, is expanded to fp32 when
+ *                it is staged
  * FA_F32         operands, products and sums fp32
  * FA_F64         the same in fp64
  *
@@ -17,7 +18,7 @@
 
 #include "target.h"
 
-enum { FA_BF16_EXACT = FA_F64 + 1 }; /* the others are fa_dtypes */
+enum { FA_EXACT16 = FA_F64 + 1 }; /* the others are fa_dtypes */
 
 /* What sums are kept in. */
 template <int KIND> struct fa_number {
@@ -35,8 +36,13 @@ template <> struct fa_number<FA_F64> {
 #define FA_OPERAND(KIND) (FA_IS_HALF(KIND) ? 2 : (KIND) == FA_F64 ? 8 : 4)
 #define FA_GRANULE(KIND) (16 / FA_OPERAND(KIND))
 
-/* The fa_dtype of q, k, v, out and dout in memory, and the bytes of one. */
-#define FA_STORED(KIND) ((KIND) == FA_BF16_EXACT ? FA_BF16 : (KIND))
+/* The fa_dtype of q, k, v, out and dout in memory. */
+template <int KIND> static FA_DEVICE int fa_stored_of(fa_args_in a)
+{
+    return KIND == FA_EXACT16 ? a->stored : KIND;
+}
+
+/* The bytes of an element of that type. */
 #define FA_ELEMENT(KIND) ((KIND) == FA_F64 ? 8 : (KIND) == FA_F32 ? 4 : 2)
 
 /* The same for an fa_dtype that is known only at run time. */
@@ -48,9 +54,8 @@ static FA_DEVICE int fa_bytes_of(int stored)
 /* The type of dq, dk and dv: that of q, or fp32. */
 template <int KIND> static FA_DEVICE int fa_stored_grad(fa_args_in a)
 {
-    return FA_STORED(KIND) != FA_F64 && a->stored_grad == FA_F32
-               ? FA_F32
-               : FA_STORED(KIND);
+    return KIND != FA_F64 && a->stored_grad == FA_F32 ? (int)FA_F32
+                                                      : fa_stored_of<KIND>(a);
 }
 
 /* Eight bytes of each operand, so 4 fp16, 2 floats or 1 double:
@@ -97,24 +102,20 @@ static FA_DEVICE double fa_exp2(double x)
     return fa_ldexp(y, (int)n);
 }
 
-/* 2^(a * b + c + d), d small.  fp32: what rounding takes from a * b + c counts,
- * because at an exponent of 8 it is three bits of the result. */
+/* 2^(a * b + c).  fp32: what rounding takes from the exponent counts, because
+ * at 8 it is three bits of the result; c is small, or a * b is zero. */
 template <int KIND>
-static FA_DEVICE FA_NUMBER(KIND) fa_weight(FA_NUMBER(KIND) a, FA_NUMBER(KIND) b,
-                                           FA_NUMBER(KIND) c, FA_NUMBER(KIND) d)
+static FA_DEVICE FA_NUMBER(KIND)
+    fa_weight(FA_NUMBER(KIND) a, FA_NUMBER(KIND) b, FA_NUMBER(KIND) c)
 {
     if constexpr (KIND == FA_F32) {
         const float ln2 = 0.693147181f;
         float product = a * b;
         float x = product + c;
-        /* What the product lost, and the sum; the latter exactly where |c| is
-         * the larger, and elsewhere the result is next to nothing. */
-        float lost = fa_fma(a, b, -product) + (product - (x - c)) + d;
-        bool finite = fa_abs(lost) < 1.0f; /* of infinities NaN is left */
-        float nearest = finite ? x + lost : x;
-        float rest = finite ? x - nearest + lost : 0.0f;
-        float y = fa_exp2(nearest);
-        return fa_fma(y, rest * ln2, y);
+        float lost = fa_fma(a, b, -product) + (c - (x - product));
+        float y = fa_exp2(x);
+        lost = fa_abs(lost) < 1.0f ? lost : 0.0f; /* of infinities: NaN */
+        return fa_fma(y, lost * ln2, y);
     } else {
         return fa_exp2(fa_fma(a, b, c));
     }

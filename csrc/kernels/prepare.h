@@ -43,7 +43,7 @@ static FA_DEVICE void fa_extend(fa_extent *e, float x, bool exact)
 
 /* -- a row ----------------------------------------------------------------- */
 
-/* A row of x and, for delta, those of out and out_lo: same type, any strides.
+/* A row of x and, for delta, those of out and out_lo: same type.
  * `out` NULL: no delta; `out_lo` NULL: not there. */
 typedef struct fa_row {
     fa_global_in x;
@@ -51,6 +51,7 @@ typedef struct fa_row {
     fa_global_in out_lo;
     int64_t x_channel; /* strides in elements */
     int64_t out_channel;
+    int64_t low_channel;
     int channels;
     int stored;
     bool exact;
@@ -160,7 +161,7 @@ static FA_DEVICE void fa_look_narrow(const fa_row *row, fa_extent *e,
                                          row->stored);
         }
         if (row->out_lo != nullptr) {
-            out += fa_any_element<Number>(row->out_lo, d * row->out_channel,
+            out += fa_any_element<Number>(row->out_lo, d * row->low_channel,
                                           row->stored);
         }
         fa_take_element<Number>(e, delta, x, out, row);
@@ -179,6 +180,53 @@ static FA_DEVICE void fa_share_extent(fa_extent *e)
 static FA_DEVICE float fa_row_scale(int largest)
 {
     return fa_power_of_2(fa_min_int(127 + 14 - largest, 126));
+}
+
+static FA_DEVICE fa_global_in fa_row_at(const FA_CONSTANT fa_view *view,
+                                        int batch, int head, int64_t row,
+                                        int bytes)
+{
+    return (fa_global_in)view->data +
+           (batch * view->stride[0] + head * view->stride[1] +
+            row * view->stride[2]) *
+               bytes;
+}
+
+/* -- a query's weights ----------------------------------------------------- */
+
+/* From here on half a unit in the last place of LSE moves P by a percent. */
+#define FA_BIG_LSE 1e5f
+
+/* FA_SHIFT and FA_BIAS of query `at`.  The shift is close to LSE in units of
+ * raw scores, so that what remains of a score is exact where P counts. */
+template <typename Number>
+static FA_DEVICE void fa_set_weight(FA_GLOBAL Number *to, fa_args_in a,
+                                    int64_t at)
+{
+    enum { IS_DOUBLE = sizeof(Number) == 8 };
+    const Number log2_e =
+        IS_DOUBLE ? (Number)1.4426950408889634 : (Number)1.44269502e+0f;
+    const Number log2_e_low =
+        IS_DOUBLE ? (Number)2.0355273740931033e-17 : (Number)1.92596299e-8f;
+    Number scale_log2 = (Number)fa_scale_log2<IS_DOUBLE ? FA_F64 : FA_F32>(a);
+    Number lse = ((const FA_GLOBAL Number *)a->lse)[at];
+    bool has_low = !IS_DOUBLE && a->lse_lo != nullptr;
+    Number low =
+        has_low ? (Number)((const FA_GLOBAL float *)a->lse_lo)[at] : (Number)0;
+    Number high = lse * log2_e;
+    Number shift = high / scale_log2;
+
+    low = fa_fma(lse, log2_e, -high) + lse * log2_e_low + low * log2_e;
+    if (!has_low && fa_abs(high) > (Number)FA_BIG_LSE) {
+        /* The upper end of what lse may have been, or P is above 1. */
+        low += fa_abs(high) * (Number)0x1p-23f;
+    }
+    if (!(scale_log2 > (Number)0x1p-60f && shift - shift == 0)) {
+        shift = 0;
+    }
+    low = low - low == 0 ? low : (Number)0;
+    to[FA_SHIFT] = shift;
+    to[FA_BIAS] = fa_fma(shift, scale_log2, -high) - low;
 }
 
 template <typename Number>
@@ -232,13 +280,11 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
         from.channels = channels;
         from.stored = stored;
         from.exact = exact;
+        from.low_channel = a->out_lo.stride[3];
         if (which == FA_DOUT_AT) {
-            int64_t at = (batch * a->out.stride[0] + head * a->out.stride[1] +
-                          r * a->out.stride[2]) *
-                         bytes;
-            from.out = (fa_global_in)a->out.data + at;
-            if (a->out_lo != nullptr && bytes == 2) { /* of fp32: of LSE */
-                from.out_lo = (fa_global_in)a->out_lo + at;
+            from.out = fa_row_at(&a->out, batch, head, r, bytes);
+            if (a->out_lo.data != nullptr) {
+                from.out_lo = fa_row_at(&a->out_lo, batch, head, r, bytes);
             }
         }
         if (wide) {
@@ -258,7 +304,13 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
             }
             one.norm = fa_fma((float)dlse, (float)dlse, one.norm);
             if (valid && (tid & 7) == 0) {
-                ((FA_GLOBAL Number *)a->delta)[start + r] = delta - dlse;
+                FA_GLOBAL Number *to =
+                    (FA_GLOBAL Number *)a->rows + (start + r) * FA_ROW_NUMBERS;
+                to[FA_DELTA] = delta - dlse;
+                to[FA_DS_SUM] = IS_DOUBLE || a->lse_lo != nullptr
+                                    ? dlse
+                                    : (Number)__builtin_nanf("");
+                fa_set_weight<Number>(to, a, start + r);
             }
         } else if (which == FA_V_AT && a->dlse.data != nullptr) {
             one.norm = (one.norm + 1.0f) * 4.0f;

@@ -155,6 +155,19 @@ static FA_DEVICE void fa_set_weights(fa_weights<KIND> *w,
     }
 }
 
+/* sum without the weights; with fp16 operands. */
+template <int KIND>
+static FA_DEVICE float fa_take_weights(float sum, const fa_weights<KIND> *w)
+{
+    const uint32_t minus_ones = 0xbc00bc00;
+
+#pragma unroll
+    for (int n = 0; n < FA_WALKED / 2; n++) {
+        sum = fa_dot2(w->of[n], minus_ones, sum);
+    }
+    return sum;
+}
+
 /* Share number n: 8 bytes. */
 template <int KIND>
 static FA_DEVICE u32x2 fa_share(const fa_weights<KIND> *w, int n)

@@ -56,6 +56,7 @@ typedef struct fa_matrix {
     const FA_GLOBAL float *scale; /* FA_BF16: of each row */
     int rows;
     int channels;
+    int stored; /* fa_dtype of an element */
 } fa_matrix;
 
 static FA_DEVICE const FA_CONSTANT fa_view *fa_view_at(fa_args_in a, int view)
@@ -97,6 +98,7 @@ static FA_DEVICE fa_matrix fa_matrix_of(fa_args_in a, int which, int batch,
                               : nullptr;
     x.rows = rows;
     x.channels = channels;
+    x.stored = fa_stored_of<KIND>(a);
     return x;
 }
 
@@ -123,7 +125,7 @@ template <int KIND> static FA_DEVICE fa_steps fa_steps_of(const fa_matrix *x)
 /* -- one granule ----------------------------------------------------------- */
 
 /* wide: granule `granule` of row first + row, first uniform, as stored: 16
- * bytes, or 8 where bf16 becomes fp32. */
+ * bytes, or 8 where 16 bits become fp32. */
 template <int KIND>
 static FA_DEVICE u32x4 fa_load_wide(const fa_matrix *x, int first, int row,
                                     int granule)
@@ -200,19 +202,20 @@ static FA_DEVICE uint32_t fa_scale_pair(uint32_t x, float scale)
 }
 
 /* From the stored bytes to operands. */
-template <int KIND> static FA_DEVICE u32x4 fa_convert(u32x4 got, float scale)
+template <int KIND>
+static FA_DEVICE u32x4 fa_convert(int stored, u32x4 got, float scale)
 {
     if constexpr (KIND == FA_BF16) {
         got.x = fa_scale_pair(got.x, scale);
         got.y = fa_scale_pair(got.y, scale);
         got.z = fa_scale_pair(got.z, scale);
         got.w = fa_scale_pair(got.w, scale);
-    } else if constexpr (KIND == FA_BF16_EXACT) {
+    } else if constexpr (KIND == FA_EXACT16) {
         u32x4 y;
-        y.x = got.x << 16;
-        y.y = got.x & 0xffff0000;
-        y.z = got.y << 16;
-        y.w = got.y & 0xffff0000;
+        y.x = fa_bits<uint32_t>(fa_unpack_as(stored, got.x));
+        y.y = fa_bits<uint32_t>(fa_unpack_as(stored, got.x >> 16));
+        y.z = fa_bits<uint32_t>(fa_unpack_as(stored, got.y));
+        y.w = fa_bits<uint32_t>(fa_unpack_as(stored, got.y >> 16));
         return y;
     }
     return got;
@@ -273,7 +276,7 @@ static FA_DEVICE void fa_store_row(fa_lds tile, const fa_matrix *x, int first,
                                    int row, u32x4 got, float scale,
                                    uint32_t flip, uint32_t tid)
 {
-    got = fa_convert<KIND>(got, scale);
+    got = fa_convert<KIND>(x->stored, got, scale);
     got = fa_zero_unless(first + row < x->rows, got);
     got.x ^= KIND == FA_F64 ? 0 : flip;
     got.y ^= flip;
@@ -439,13 +442,13 @@ static FA_DEVICE void fa_put_slot(fa_lds tile, const fa_matrix *x, int first,
 {
     int row = first + fa_slot_row<KIND>(slot + at);
 
-    a = fa_convert<KIND>(a, scale);
+    a = fa_convert<KIND>(x->stored, a, scale);
     a = fa_zero_unless(row < x->rows, a);
     if (clear) {
         a = fa_clear_specials<KIND>(a, found);
     }
     if constexpr (FA_IS_HALF(KIND)) {
-        b = fa_convert<KIND>(b, scale);
+        b = fa_convert<KIND>(x->stored, b, scale);
         b = fa_zero_unless(row + 8 < x->rows, b);
         if (clear) {
             b = fa_clear_specials<KIND>(b, found);
@@ -511,7 +514,7 @@ static FA_DEVICE FA_NUMBER(KIND)
     if constexpr (KIND == FA_F32) {
         return valid ? *(const FA_GLOBAL float *)p : 0.0f;
     }
-    return valid ? fa_unpack_as(FA_STORED(KIND), *(const FA_GLOBAL uint16_t *)p)
+    return valid ? fa_unpack_as(x->stored, *(const FA_GLOBAL uint16_t *)p)
                  : 0.0f;
 }
 
