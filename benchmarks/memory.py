@@ -40,8 +40,7 @@ LENGTHS = [2048 << n for n in range(6)]  # to 65536
 HEADS, HEAD_DIM = 2, 64
 MATH_LONGEST = 8192
 SLACK = 4096  # bytes: rounding of the workspace's parts, and what is empty
-# Per row of q, k, v and dout: log-sum-exp or delta, a scale, a block of 64.
-ROW_BYTES = 16
+ROW_NUMBERS = 4  # what the backward needs to know of a query
 
 
 class Series(NamedTuple):
@@ -103,16 +102,36 @@ def measure_fused(
     return peak
 
 
+def row_bytes(series: Series, heads: int, backward: bool) -> float:
+    """What is kept of the rows of all heads at one position, beside tensors."""
+    double = series.dtype is torch.float64
+    queries, keys = heads, series.heads_k
+    numbers = 1 + (ROW_NUMBERS if backward else 0)  # the log-sum-exp, the workspace's
+    size = queries * numbers * (8 if double else 4)
+    if not double:
+        size += queries * 4  # what rounding took from the log-sum-exp
+    # How far rows reach: 8 bytes for 64 of them, of bfloat16 a scale for each, too.
+    block, scale = 8 / 64, 4
+    if series.dtype is torch.float16 and backward:
+        size_of_ranges = (queries + keys) * block  # of dout and v
+    elif series.dtype is torch.bfloat16:
+        tensors = (2 if backward else 1) * queries + 2 * keys
+        size_of_ranges = tensors * (block + scale)
+    else:
+        size_of_ranges = 0.0
+    return size + size_of_ranges
+
+
 def allowed(
     series: Series, length: int, heads: int = HEADS, backward: bool = True
 ) -> int:
     """Bytes of what has to be there: results, what is saved, gradients, workspace."""
     size = torch.empty((), dtype=series.dtype).element_size()
     tensors = (2 if size == 2 else 1) * heads  # out, and what rounding took from it
-    rows = 2 * heads + 2 * series.heads_k
     if backward:
         tensors += heads + 2 * series.heads_k
-    return length * (tensors * HEAD_DIM * size + rows * ROW_BYTES) + SLACK
+    rows = row_bytes(series, heads, backward)
+    return int(length * (tensors * HEAD_DIM * size + rows)) + SLACK
 
 
 def failures(name: str, peaks: dict[int, int], limits: dict[int, int]) -> list[str]:

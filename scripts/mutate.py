@@ -69,8 +69,8 @@ KERNELS = [
     *("fa_fwd_f16_d128_plain", "fa_bwd_kv_f16_d128_plain", "fa_bwd_q_f16_d128_plain"),
     *("fa_fwd_bf16_d64_plain", "fa_bwd_kv_bf16_d64_plain", "fa_bwd_q_bf16_d64_plain"),
     *("fa_fwd_f32_d32_plain", "fa_bwd_kv_f32_d32_plain", "fa_bwd_q_f32_d32_plain"),
-    *("fa_fwd_bf16_exact_d64_plain", "fa_bwd_kv_f32_d64_plain"),
-    *("fa_bwd_q_bf16_exact_d64_plain", "fa_fwd_f64_d32_plain"),
+    *("fa_fwd_exact16_d64_plain", "fa_bwd_kv_f32_d64_plain"),
+    *("fa_bwd_q_exact16_d64_plain", "fa_fwd_f64_d32_plain"),
     *("fa_bwd_kv_f64_d32_plain", "fa_bwd_q_f64_d32_plain"),
 ]
 
@@ -79,7 +79,7 @@ def unit_of(symbol: str) -> str:
     """The name of the code object that holds a kernel."""
     if "f64" in symbol:
         return "fa_gfx906_f64.co"
-    wide = symbol == "fa_prepare" or "f32" in symbol or "bf16_exact" in symbol
+    wide = symbol == "fa_prepare" or "f32" in symbol or "exact16" in symbol
     return f"fa_gfx906_{'f32' if wide else 'f16'}.co"
 
 

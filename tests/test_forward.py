@@ -297,14 +297,16 @@ def test_out_lo_is_what_rounding_took_from_the_lse(family, times):
     plain = forward(p, family, with_lo=False)
     assert torch.equal(saved.out, plain.out) and torch.equal(saved.lse, plain.lse)
     lse, low = saved.lse.double(), lse_low(saved).double()
-    assert (low.abs() <= torch.finfo(torch.float32).eps * lse.abs()).all()
+    # The logarithm of the sum rounds too, which for halves is of 2^12 times the weights.
+    size = lse.abs() + math.log(130 * (2**12 if family.dtype in HALVES else 1))
+    assert (low.abs() <= torch.finfo(torch.float32).eps * size).all()
     # The weights that it gives sum to one, with the factor that the kernel has.
     log2_e = 1 / math.log(2)
     factor = float(torch.tensor(p.factor * log2_e, dtype=torch.float32)) / log2_e
     scores = (p.q.double() @ p.k.double().mT) * factor
     seen = torch.ones(70, 130, dtype=torch.bool, device=DEVICE).tril()
     total = (scores - (lse + low)[..., None]).exp().masked_fill(~seen, 0).sum(-1)
-    # Observed: up to 2e-7.
+    # Observed: up to 4.1e-7, of float32 1.7e-7.
     assert (total - 1).abs().max() <= 5e-7
 
 

@@ -101,7 +101,7 @@ def test_expanded_key_heads_are_noticed(memory, monkeypatch, name, wrapper):
     wrap(monkeypatch, name, wrapper)
     series = memory.Series("fp16", torch.float16, 1)
     found = memory.check(series, [256, 512], HEADS)[1]
-    assert len(found) == 2 and all("expected at most" in line for line in found)
+    assert len(found) >= 2 and all("expected at most" in line for line in found)
 
 
 def test_scores_that_are_held_in_the_forward_are_noticed(memory, monkeypatch):
