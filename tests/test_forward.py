@@ -297,7 +297,7 @@ def test_out_lo_is_what_rounding_took_from_the_lse(family, times):
     plain = forward(p, family, with_lo=False)
     assert torch.equal(saved.out, plain.out) and torch.equal(saved.lse, plain.lse)
     lse, low = saved.lse.double(), lse_low(saved).double()
-    # The logarithm of the sum rounds too, which for halves is of 2^12 times the weights.
+    # The logarithm of the sum rounds too; for halves that is of 2^12 times the weights.
     size = lse.abs() + math.log(130 * (2**12 if family.dtype in HALVES else 1))
     assert (low.abs() <= torch.finfo(torch.float32).eps * size).all()
     # The weights that it gives sum to one, with the factor that the kernel has.
