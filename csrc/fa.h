@@ -188,8 +188,8 @@ typedef struct fa_plan {
  *   lse_lo  what it took from lse, (B, H, Sq, 1) contiguous;
  *   out_lo  of 16-bit types what it took from out, (B, H, Sq, Dv) contiguous
  *           in q's type, from the next multiple of 16 bytes on.
- * What lies between and behind them means nothing.  The sizes must be such as a
- * plan accepts. */
+ * What lies between and behind them is 0.  The sizes must be such as a plan
+ * accepts. */
 int64_t fa_residue_floats(const fa_problem *problem);
 /* The parts of problem->out_lo; data NULL for one that is not there. */
 void fa_residue_parts(const fa_problem *problem, fa_tensor *lse_lo,

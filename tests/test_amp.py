@@ -118,7 +118,8 @@ def test_the_saved_tensors_are_those_of_the_cast():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, id):
         with torch.autocast("cpu", torch.float16):
             F.scaled_dot_product_attention(*tensors)
-    assert [t.dtype for t in kept if t.dim() == 4] == [torch.float16] * 5
+    # q, k, v and out; what rounding took is flat.
+    assert [t.dtype for t in kept if t.dim() == 4] == [torch.float16] * 4
 
 
 def test_flash_attn_func_leaves_autocast_alone():

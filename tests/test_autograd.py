@@ -225,9 +225,10 @@ def test_the_graph_keeps_tensors_of_order_n_only(dtype):
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, id):
         out = F.scaled_dot_product_attention(*inputs)
-    # q, k, v, out, the log-sum-exp, and what rounding took: from out, of float32 from
-    # the log-sum-exp.
-    low = {torch.float32: 2 * 40, torch.float64: 0}.get(dtype, out.numel())
+    # q, k, v, out, the log-sum-exp, and what rounding took from that and, of halves,
+    # from out, two numbers to a float.
+    low = {torch.float32: 2 * 40, torch.float64: 0}
+    low = low.get(dtype, 2 * 40 + out.numel() // 2)
     assert sum(t.numel() for t in kept) == 4 * out.numel() + 2 * 40 + low
 
 

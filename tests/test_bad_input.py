@@ -307,6 +307,7 @@ BAD_NUMBERS = {
         q_size=(1, 1, 4, 257), k_size=(1, 1, 4, 257), v_size=(1, 1, 4, 257)
     ),
     "value dim 257": dict(v_size=(1, 1, 4, 257)),
+    "misaligned out_lo": dict(out_lo_ptr=2**20 + 8),
     "dtype": dict(dtype=4),
     "architecture": dict(arch="gfx9999"),
     "causal": dict(causal=7),

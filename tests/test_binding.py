@@ -116,7 +116,7 @@ def test_outputs_have_the_promised_shapes_types_and_no_grad(null):
     assert out.shape == q.shape and out.dtype == torch.float16
     assert lse.shape == (2, 4, 8) and lse.dtype == torch.float32
     assert lse.is_contiguous()
-    assert out_lo.shape == (0,) and out_lo.dtype == torch.float16
+    assert out_lo.shape == (0,) and out_lo.dtype == torch.float32
     assert not out.requires_grad
 
 

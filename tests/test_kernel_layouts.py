@@ -15,7 +15,6 @@ from helpers import TOP_LEFT, needs_simulator
 from helpers.kernels import (
     DEVICE,
     FULL,
-    HALVES,
     backward,
     every_family,
     forward,
@@ -171,14 +170,3 @@ def test_strides_beyond_2_to_31_elements_are_used_in_place(family, dim_less):
         strides = (stride, 2 * tensor[0, 0].numel(), dim, 1)
         far[name] = storage.as_strided(tensor.shape, strides).copy_(tensor)
     assert same(run(p.but(**far), family), run(p, family))
-
-
-@some_families
-def test_out_lo_has_the_strides_of_out(family):
-    if family.dtype not in HALVES:
-        return
-    p = problem(family)
-    strides = permuted(torch.empty_like(p.dout), (0, 2, 1, 3)).stride()
-    saved = forward(p, family, strides=strides)
-    assert saved.out.stride() == saved.out_lo.stride() == strides
-    assert same(backward(p, saved, family), backward(p, forward(p, family), family))

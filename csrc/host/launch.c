@@ -203,6 +203,32 @@ fa_status fa_runtime_load(fa_runtime *runtime, const fa_target *target,
     return status;
 }
 
+/* No kernel writes what lies between the parts of the residue and behind them,
+ * but results repeat to the bit, all of them. */
+static fa_status clear_gaps(const fa_driver *driver, const fa_target *target,
+                            const fa_problem *p, fa_error *error)
+{
+    const int64_t rows = p->q.size[0] * p->q.size[1] * p->q.size[2];
+    const int64_t elements = rows * p->v.size[3];
+    fa_tensor lse_lo;
+    fa_tensor out_lo;
+    fa_status status = FA_OK;
+    fa_residue_parts(p, &lse_lo, &out_lo);
+    if (out_lo.data == NULL) {
+        return FA_OK;
+    }
+    float *const end = (float *)lse_lo.data + rows;
+    if (end != out_lo.data) {
+        status = driver->fill(driver, end, 0, sizeof(float),
+                              (size_t)((float *)out_lo.data - end),
+                              target->stream, error);
+    }
+    return status == FA_OK && elements % 2 != 0
+               ? driver->fill(driver, (uint16_t *)out_lo.data + elements, 0,
+                              sizeof(uint16_t), 1, target->stream, error)
+               : status;
+}
+
 /* Looks every kernel up before the first is launched: a plan that cannot be
  * run to its end is not begun. */
 static fa_status run_steps(fa_runtime *runtime, fa_driver *driver,
@@ -215,6 +241,9 @@ static fa_status run_steps(fa_runtime *runtime, fa_driver *driver,
     for (int i = 0; i < plan->count && status == FA_OK; i++) {
         status = find_kernel(runtime, driver, target, plan->step[i].variant,
                              &functions[i], error);
+    }
+    if (status == FA_OK && g == NULL) {
+        status = clear_gaps(driver, target, p, error);
     }
     for (int i = 0; i < plan->count && status == FA_OK; i++) {
         const fa_step *step = &plan->step[i];

@@ -127,17 +127,23 @@ static fa_status add_step(const fa_problem *p, fa_plan *plan, fa_pass pass,
 
 /* -- the workspace --------------------------------------------------------- */
 
-/* Room for `count` elements at the end; returns where. */
+/* An allocator takes int64. */
+static const size_t workspace_limit = (size_t)1 << 62;
+
+/* Room for `count` elements at the end; returns where.  What exceeds the limit
+ * stays there. */
 static size_t reserve(fa_workspace *w, int64_t count, size_t bytes)
 {
     const size_t at = w->bytes;
-    w->bytes += ((size_t)count * bytes + 15) / 16 * 16;
+    const size_t most = (workspace_limit - at) / bytes / 16 * 16;
+    w->bytes = (size_t)count < most
+                   ? at + ((size_t)count * bytes + 15) / 16 * 16
+                   : workspace_limit;
     return at;
 }
 
 /* Places the numbers of queries if wanted, and for the tensors of these FA_SET_*
- * the arrays.  The sums cannot overflow: check.c leaves fewer than 2^59 rows on
- * each side, and one of either takes less than 32 bytes. */
+ * the arrays. */
 static fa_status lay_out(const fa_problem *p, bool numbers, uint32_t scales,
                          uint32_t blocks, fa_workspace *w, fa_error *error)
 {
@@ -162,12 +168,10 @@ static fa_status lay_out(const fa_problem *p, bool numbers, uint32_t scales,
             w->block_of[i] = reserve(w, heads * count, sizeof(fa_block));
         }
     }
-    /* An allocator takes int64. */
-    return w->bytes < (size_t)1 << 62
+    return w->bytes < workspace_limit
                ? FA_OK
                : fa_fail(error, FA_EUNSUPPORTED,
-                         "q: expected a workspace below 2^62 bytes, got %zu",
-                         w->bytes);
+                         "q: expected a workspace below 2^62 bytes, got more");
 }
 
 /* -- the plans ------------------------------------------------------------- */

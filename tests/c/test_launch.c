@@ -520,6 +520,30 @@ static void without_keys_or_queries_memory_is_filled(test_run *run)
     dlclose(hip);
 }
 
+/* The fakes' kernels write nothing, so all else stays as it was. */
+static void gaps_of_the_residue_are_cleared(test_run *run)
+{
+    fake_state *state = NULL;
+    void *library = load_fake(run, "libamdhip64.so.6", &state);
+    call *c = make_call(run, FA_HIP, "");
+    write_all_code(run);
+    c->p = test_problem(1, 1, 1, 3, 4, 7);
+    memset(c->memory, 0x55, sizeof c->memory);
+    c->p.out.data = c->memory[0];
+    c->p.out_lo = c->memory[1];
+    c->p.lse = c->lse;
+    CHECK(run, call_forward(c) == FA_OK && state->launches == 1);
+    /* 3 floats and one to fill up; 21 elements of 2 bytes and one. */
+    for (size_t i = 0; i < sizeof c->memory[1]; i++) {
+        const bool gap = (i >= 12 && i < 16) || (i >= 58 && i < 60);
+        CHECK(run, c->memory[1][i] == (gap ? 0 : 0x55));
+    }
+    c->p.out_lo = NULL;
+    CHECK(run, call_forward(c) == FA_OK);
+    free_call(c);
+    dlclose(library);
+}
+
 static void an_empty_output_opens_no_library(test_run *run)
 {
     call *c = make_call(run, FA_SIM, "/nowhere");
@@ -547,5 +571,6 @@ void test_launch(test_run *run)
     RUN(run, loading_takes_the_units_of_a_type);
     RUN(run, memory_that_is_missing_is_named);
     RUN(run, without_keys_or_queries_memory_is_filled);
+    RUN(run, gaps_of_the_residue_are_cleared);
     RUN(run, an_empty_output_opens_no_library);
 }

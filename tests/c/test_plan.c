@@ -310,21 +310,22 @@ static void check_workspace(test_run *run, const fa_plan *plan,
 
 static void the_workspace_holds_what_the_steps_exchange(test_run *run)
 {
-    /* 2 * 4 * 65 = 520 query rows in 16 blocks, three numbers each;
-     * 2 * 2 * 129 = 516 key rows in 12 blocks. */
+    /* 2 * 4 * 65 = 520 query rows in 16 blocks, 2 * 2 * 129 = 516 key rows in
+     * 12 blocks. */
+    const size_t numbers = (size_t)520 * FA_ROW_NUMBERS;
     fa_problem p = test_problem(2, 4, 2, 65, 129, 40);
     fa_gradients g = test_gradients(&p, ALL);
     fa_plan plan = backward_of(run, &p, &g);
-    check_workspace(run, &plan, 520 * 12, (size_t[4]){0},
+    check_workspace(run, &plan, numbers * 4, (size_t[4]){0},
                     (size_t[4]){0, 0, 12 * 8, 16 * 8});
     test_retype(&p, FA_F32);
     g = test_gradients(&p, ALL);
     plan = backward_of(run, &p, &g);
-    check_workspace(run, &plan, 520 * 12, (size_t[4]){0}, (size_t[4]){0});
+    check_workspace(run, &plan, numbers * 4, (size_t[4]){0}, (size_t[4]){0});
     test_retype(&p, FA_F64);
     g = test_gradients(&p, ALL);
     plan = backward_of(run, &p, &g);
-    check_workspace(run, &plan, 520 * 24, (size_t[4]){0}, (size_t[4]){0});
+    check_workspace(run, &plan, numbers * 8, (size_t[4]){0}, (size_t[4]){0});
 }
 
 static void bfloat16_needs_a_scale_for_each_row(test_run *run)
@@ -332,16 +333,32 @@ static void bfloat16_needs_a_scale_for_each_row(test_run *run)
     if (!test_fast_bf16(run)) {
         return;
     }
+    const size_t numbers = (size_t)520 * FA_ROW_NUMBERS;
     fa_problem p = test_problem(2, 4, 2, 65, 129, 40);
     test_retype(&p, FA_BF16);
     const fa_gradients g = test_gradients(&p, ALL);
     fa_plan plan = backward_of(run, &p, &g);
-    check_workspace(run, &plan, 520 * 12,
+    check_workspace(run, &plan, numbers * 4,
                     (size_t[4]){520 * 4, 516 * 4, 516 * 4, 520 * 4},
                     (size_t[4]){16 * 8, 12 * 8, 12 * 8, 16 * 8});
     plan = plan_of(run, &p);
     check_workspace(run, &plan, 0, (size_t[4]){520 * 4, 516 * 4, 516 * 4, 0},
                     (size_t[4]){16 * 8, 12 * 8, 12 * 8, 0});
+}
+
+/* Its size must not wrap: these are some 2^59 rows on each side, of which
+ * float64 needs 2^64 bytes and bfloat16 more. */
+static void a_workspace_that_cannot_exist_is_refused(test_run *run)
+{
+    for (int dtype = FA_F16; dtype <= FA_F64; dtype++) {
+        fa_error error = {"(accepted)"};
+        fa_plan plan;
+        fa_problem p = test_problem(65535, 65535, 65535, 1 << 27, 1 << 27, 1);
+        test_retype(&p, (fa_dtype)dtype);
+        const fa_gradients g = test_gradients(&p, ALL);
+        CHECK(run, fa_plan_backward(&p, &g, &plan, &error) == FA_EUNSUPPORTED);
+        CHECK_TEXT(run, error.text, "q: expected a workspace below 2^62 bytes");
+    }
 }
 
 /* -- without kernels -------------------------------------------------------- */
@@ -416,6 +433,7 @@ void test_plan(test_run *run)
     RUN(run, grids_cover_every_row_head_and_batch);
     RUN(run, the_workspace_holds_what_the_steps_exchange);
     RUN(run, bfloat16_needs_a_scale_for_each_row);
+    RUN(run, a_workspace_that_cannot_exist_is_refused);
     RUN(run, empty_problems_need_no_kernel);
     RUN(run, empty_backwards_fill_what_has_elements);
 }

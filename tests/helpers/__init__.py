@@ -192,6 +192,23 @@ def address(tensor):
     return tensor.data_ptr() if tensor is not None and tensor.numel() else 0
 
 
+def lse_low(saved):
+    """What rounding took from the log-sum-exp, out of (out, lse, out_lo); or None."""
+    _, lse, residue = saved
+    if residue is None or not residue.numel():
+        return None
+    return residue[: lse.numel()].view(lse.shape)
+
+
+def out_low(saved):
+    """What it took from the output; None also where nothing is kept of that."""
+    out, lse, residue = saved
+    if residue is None or not residue.numel() or out.element_size() != 2:
+        return None
+    start = -(-lse.numel() // 4) * 4
+    return residue[start:].view(out.dtype)[: out.numel()].view(out.shape)
+
+
 def run_forward(q, k, v, out, lse, scale=None, causal=NONE, out_lo=None):
     """The forward's C entry, into outputs that the caller owns.
 

@@ -242,7 +242,7 @@ def _form(like, sizes, dtype):
 class Saved(NamedTuple):
     out: torch.Tensor
     lse: torch.Tensor
-    out_lo: Optional[torch.Tensor]  # of out; with float32, of lse; with float64, none
+    out_lo: Optional[torch.Tensor]  # see lse_low and out_low; with float64, none
 
 
 def forward(p, family=None, *, with_lo=True, strides=None):
@@ -254,10 +254,8 @@ def forward(p, family=None, *, with_lo=True, strides=None):
     wide = torch.float64 if dtype is torch.float64 else torch.float32
     lse = guarded(p.rows, wide)
     lo = None
-    if with_lo and dtype in HALVES:
-        lo = guarded(p.sizes_out, dtype, strides)
-    elif with_lo and dtype is torch.float32:
-        lo = guarded(p.rows, dtype)
+    if with_lo and dtype is not torch.float64:
+        lo = guarded((_ops.residue_floats(p.q, p.v),), torch.float32)
     low = lo and lo.tensor
     with chosen(family):
         run_forward(

@@ -87,6 +87,26 @@ def _inputs(dtype, pointers, shapes):
     ]
 
 
+def _clear_residue(at, code, rows, out_size):
+    """All of it: gaps stay 0."""
+    floats = math.prod(rows)
+    if code < 2:
+        floats = -(-floats // 4) * 4 + -(-math.prod(out_size) // 2)
+    if at and code < 3:
+        tensor_at(at, torch.float32, (floats,), (1,)).zero_()
+
+
+def _residue(at, code, rows, out_size):
+    """What rounding took from LSE and output; zeros where it is not kept."""
+    lse_lo, out_lo = torch.zeros(rows), torch.zeros(out_size, dtype=DTYPES[code])
+    if at and code < 3:
+        lse_lo = tensor_at(at, torch.float32, rows, lse_lo.stride())
+    if at and code < 2:
+        start = -(-math.prod(rows) // 4) * 16  # bytes
+        out_lo = tensor_at(at + start, DTYPES[code], out_size, out_lo.stride())
+    return lse_lo, out_lo
+
+
 def forward(device_type, device_index, stream, arch, code, *rest):
     _target(device_type, arch)
     q_at, k_at, v_at, out_at, lse_at, out_lo_at, _, _, *shapes = rest
@@ -100,20 +120,20 @@ def forward(device_type, device_index, stream, arch, code, *rest):
     lse = tensor_at(lse_at, lse_dtype, rows, torch.empty(rows, device="meta").stride())
     if not out.numel():
         return
+    _clear_residue(out_lo_at, code, rows, out_size)
     if not k.numel():
         out.zero_(), lse.fill_(-math.inf)
         return
+    lse_lo, out_lo = _residue(out_lo_at, code, rows, out_size)
     scores, seen = scores_of(q.double(), k.double(), scale, causal)
     exact_lse = scores.logsumexp(-1)
     p = torch.where(seen, scores.softmax(-1).nan_to_num(0.0), 0.0)
     exact = p @ v.double().repeat_interleave(q.size(1) // k.size(1), 1)
     lse.copy_(exact_lse)
     out.copy_(exact)
-    if out_lo_at and code == 2:
-        stride = torch.empty(rows, device="meta").stride()
-        tensor_at(out_lo_at, lse_dtype, rows, stride).copy_(exact_lse - lse.double())
-    elif out_lo_at:
-        tensor_at(out_lo_at, dtype, out_size, out_stride).copy_(exact - out.double())
+    # A row that sees nothing has an LSE of -inf, of which rounding took nothing.
+    lse_lo.copy_((exact_lse - lse.double()).nan_to_num(0.0))
+    out_lo.copy_(exact - out.double())
     _record(symbols(code, max(q.size(3), v.size(3)), 0))
 
 
@@ -143,9 +163,8 @@ def backward(device_type, device_index, stream, arch, code, fp32, wanted, *rest)
             if result is not None:
                 result.zero_()
         return
-    out = tensor_at(out_at, dtype, out_size, out_stride).double()
-    if out_lo_at and code < 2:
-        out = out + tensor_at(out_lo_at, dtype, out_size, out_stride)
+    lse_lo, out_lo = _residue(out_lo_at, code, rows, out_size)
+    out = tensor_at(out_at, dtype, out_size, out_stride).double() + out_lo
     dout = tensor_at(dout_at, dtype, out_size, dout_stride).double()
     lse = tensor_at(lse_at, lse_dtype, rows, torch.empty(rows, device="meta").stride())
     delta = (dout * out).sum(-1)
@@ -154,7 +173,8 @@ def backward(device_type, device_index, stream, arch, code, fp32, wanted, *rest)
     heads_k, group = k.size(1), q.size(1) // k.size(1)
     q, k, v = q.double(), k.double(), v.double()
     scores, seen = scores_of(q, k, scale, causal)
-    p = torch.where(seen, (scores - lse.double()[..., None]).exp(), 0.0)
+    lse = lse.double() + lse_lo
+    p = torch.where(seen, (scores - lse[..., None]).exp(), 0.0)
     dp = dout @ v.repeat_interleave(group, 1).transpose(-1, -2)
     ds = torch.where(seen, p * (dp - delta[..., None]), 0.0) * scale
     exact = (
