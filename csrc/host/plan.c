@@ -198,10 +198,16 @@ static bool is_fast(const fa_problem *p, bool kv, bool q, bool forward)
            (!q || choose(p, FA_BACKWARD_Q, FA_READS_F16) != NULL);
 }
 
-/* The arithmetic of a type's own kernels. */
-static uint32_t own_arith(fa_dtype dtype)
+/* The arithmetic of a problem's own kernels.  With so few channels single
+ * keys make up dq, and the roundings of fp16 no longer average out; and
+ * products are the least part of the work. */
+static uint32_t own_arith(const fa_problem *p)
 {
-    return dtype == FA_BF16 ? FA_READS_F32 : 1U << dtype;
+    const int64_t few_channels = 8;
+    const fa_dtype dtype = p->q.dtype;
+    return dtype == FA_BF16 || (dtype == FA_F16 && p->q.size[3] < few_channels)
+               ? FA_READS_F32
+               : 1U << dtype;
 }
 
 fa_status fa_plan_forward(const fa_problem *p, fa_plan *plan, fa_error *error)
@@ -230,7 +236,7 @@ fa_status fa_plan_forward(const fa_problem *p, fa_plan *plan, fa_error *error)
         status = add_step(p, &made, FA_FORWARD, FA_READS_F16, usual, error);
     }
     if (status == FA_OK) {
-        status = add_step(p, &made, FA_FORWARD, own_arith(p->q.dtype),
+        status = add_step(p, &made, FA_FORWARD, own_arith(p),
                           fast ? unfit : usual, error);
     }
     if (status == FA_OK) {
@@ -283,15 +289,15 @@ fa_status fa_plan_backward(const fa_problem *p, const fa_gradients *g,
     }
     const bool fast = is_fast(p, (g->wanted & (FA_WANT_DK | FA_WANT_DV)) != 0,
                               (g->wanted & FA_WANT_DQ) != 0, false);
+    const bool packs = fast || own_arith(p) == FA_READS_F16; /* dS into fp16 */
     const uint32_t all = FA_SET_Q | FA_SET_K | FA_SET_V | FA_SET_DOUT;
-    const uint32_t prepared = fast                   ? all
-                              : p->q.dtype == FA_F16 ? FA_SET_V | FA_SET_DOUT
-                                                     : FA_SET_DOUT;
+    const uint32_t prepared = fast    ? all
+                              : packs ? FA_SET_V | FA_SET_DOUT
+                                      : FA_SET_DOUT;
     const fa_step usual = {0};
     const fa_step prepare = {.prepare = prepared};
     const fa_step unfit = {.only_unfit = 1};
-    status = lay_out(p, true, fast ? all : 0,
-                     fast || p->q.dtype == FA_F16 ? prepared : 0,
+    status = lay_out(p, true, fast ? all : 0, packs ? prepared : 0,
                      &made.workspace, error);
     if (status == FA_OK) {
         status = add_step(p, &made, FA_PREPARE, ANY_ARITH, prepare, error);
@@ -300,8 +306,8 @@ fa_status fa_plan_backward(const fa_problem *p, const fa_gradients *g,
         status = add_passes(p, g, &made, FA_READS_F16, usual, error);
     }
     if (status == FA_OK) {
-        status = add_passes(p, g, &made, own_arith(p->q.dtype),
-                            fast ? unfit : usual, error);
+        status =
+            add_passes(p, g, &made, own_arith(p), fast ? unfit : usual, error);
     }
     if (status == FA_OK) {
         note_narrow(p, g, &made);

@@ -24,7 +24,7 @@ typedef __INT64_TYPE__ int64_t;
 typedef enum fa_dtype { FA_F16 = 0, FA_BF16, FA_F32, FA_F64 } fa_dtype;
 
 typedef enum fa_pass {
-    FA_FORWARD,     /* q k v -> out, lse and, if not NULL, out_lo */
+    FA_FORWARD,     /* q k v -> out, lse and, if not NULL, lse_lo and out_lo */
     FA_PREPARE,     /* what the other passes need to know of whole rows */
     FA_BACKWARD_KV, /* dk and dv, each if not NULL */
     FA_BACKWARD_Q   /* dq */

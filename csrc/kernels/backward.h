@@ -1,6 +1,8 @@
 /* backward: gradients over one tile of keys (dK, dV) or of queries (dQ).
  *
- *   P[i][j]  = exp(scale * Q[i].K[j] - LSE[i])        0 if i does not see j
+ *   P[i][j]  = 2^((Q[i].K[j] - shift[i]) * |scale| * log2(e) + bias[i])
+ *              which is exp(scale * Q[i].K[j] - LSE[i]), see FA_SHIFT; 0 if i
+ *              does not see j
  *   dP[i][j] = dO[i].V[j]     dS[i][j] = P[i][j] (dP[i][j] - delta[i])
  *   dV[j] = sum_i P[i][j] dO[i]     dK[j] = scale * sum_i dS[i][j] Q[i]
  *   dQ[i] = scale * sum_j dS[i][j] K[j]
@@ -17,14 +19,14 @@
  * Types   by KIND, see number.h; all sums fp32, or fp64.  With fp16 operands
  *         P is fp16 times 2^12, and dS fp16 times a power of two that follows
  *         from the norms of dO's and V's rows (|P (dP - delta)| is at most
- *         half their product, so it never overflows).
+ *         half their product, so it never overflows); see FA_EVENS_OUT.
  * Grid    FA_BACKWARD_KV: x = ceil(Sk / ROWS), y = Hk, z = B.
  *         FA_BACKWARD_Q: x = ceil(Sq / ROWS) from the last tile, y = H, z = B.
- * Needs   FA_PREPARE: delta, and for fp16 operands block_of V and dO.
+ * Needs   FA_PREPARE: rows, and for fp16 operands block_of V and dO.
  * LDS     chunks of A and B (or in turn, if they have several), a chunk of X
- *         or Y, shares of P or dS, LSE and delta of 64 queries.
+ *         or Y, shares of P or dS, numbers of 64 walked rows.
  * Edges   Rows past the end are zero and are not stored.  A query that sees
- *         no key has LSE = -inf and no part in any sum.  A NaN or Inf in a
+ *         no key has bias = -inf and no part in any sum.  A NaN or Inf in a
  *         key that a row cannot see does not reach dQ.
  * Order   walked rows ascend inside one workgroup, no atomics: repeats bit for
  *         bit.

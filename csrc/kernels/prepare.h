@@ -1,14 +1,14 @@
 /* prepare: what the other passes need to know of whole rows, in one look at
  * the tensors that args->prepare names.
  *
- *   delta[i] = sum_d dO[i][d] (O[i][d] + O_lo[i][d]) - dLSE[i]
+ *   rows[i] = shift, bias, delta and sum of dS, see FA_SHIFT
  *   block_of[x] = largest norm and range of exponents of 64 rows of x; with
  *                 dLSE the norms are of (dO[i], dLSE[i]) and 2 (V[j], 1), whose
  *                 product bounds dS then too
  *   scale_of[x] = the power of two that brings a bf16 row into fp16's range
  *
  * Shapes  as in args.h.  x of q, k, v, dout.
- * Types   Number is float, or double for fp64 tensors, which need delta only.
+ * Types   Number is float, or double for fp64 tensors, which need rows only.
  * Grid    x = 4 * prepare_blocks, tensor after tensor; y = H; z = B.
  *         Workgroups without rows leave at once.
  * Lanes   8 lanes share a row, 32 rows at a time.

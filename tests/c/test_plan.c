@@ -111,7 +111,7 @@ static void every_row_of_the_table_is_chosen_for_its_own_head_dim(test_run *run)
 static void
 the_smallest_bucket_that_holds_both_head_dims_is_chosen(test_run *run)
 {
-    static const int64_t dims[] = {1,   8,   31,  32,  33,  64,  65, 96,
+    static const int64_t dims[] = {8,   9,   31,  32,  33,  64,  65, 96,
                                    100, 127, 128, 129, 192, 193, 256};
     for (size_t i = 0; i < sizeof dims / sizeof dims[0]; i++) {
         fa_problem p = test_problem(1, 1, 1, 8, 8, dims[i]);
@@ -125,13 +125,11 @@ the_smallest_bucket_that_holds_both_head_dims_is_chosen(test_run *run)
         }
         test_head_dim_v(&p, 8); /* the larger of the two decides */
         plan = plan_of(run, &p);
-        CHECK(run, plan.step[0].variant == row(FA_FORWARD, FA_F16, FA_F16,
-                                               dims[i] < 8 ? 8 : dims[i]));
+        CHECK(run, plan.step[0].variant == v);
         p = test_problem(1, 1, 1, 8, 8, 8);
         test_head_dim_v(&p, dims[i]);
         plan = plan_of(run, &p);
-        CHECK(run, plan.step[0].variant == row(FA_FORWARD, FA_F16, FA_F16,
-                                               dims[i] < 8 ? 8 : dims[i]));
+        CHECK(run, plan.step[0].variant == v);
     }
 }
 
@@ -228,6 +226,33 @@ static void a_backward_of_bfloat16_repeats_both_passes(test_run *run)
                           {row(FA_BACKWARD_Q, FA_F16, FA_BF16, 40), 0, 0},
                           {row(FA_BACKWARD_KV, FA_F32, FA_BF16, 40), 0, 1},
                           {row(FA_BACKWARD_Q, FA_F32, FA_BF16, 40), 0, 1}});
+}
+
+/* The other kernels' roundings of dS do not average out over so few. */
+static void float16_of_fewer_than_8_channels_runs_in_float32(test_run *run)
+{
+    static const int64_t dims_v[] = {1, 7, 64, 256};
+    for (int64_t dim = 1; dim <= 8; dim++) {
+        for (int i = 0; i < 4; i++) {
+            fa_problem p = test_problem(2, 4, 2, 200, 100, dim);
+            test_head_dim_v(&p, dims_v[i]);
+            const fa_dtype arith = dim < 8 ? FA_F32 : FA_F16;
+            const int64_t most = dim > dims_v[i] ? dim : dims_v[i];
+            const fa_gradients g = test_gradients(&p, ALL);
+            const fa_plan forward = plan_of(run, &p);
+            const fa_plan backward = backward_of(run, &p, &g);
+            const uint32_t prepare =
+                dim < 8 ? FA_SET_DOUT : FA_SET_DOUT | FA_SET_V;
+            check_steps(run, &forward, 1,
+                        (expected_step[]){
+                            {row(FA_FORWARD, arith, FA_F16, most), 0, 0}});
+            check_steps(run, &backward, 3,
+                        (expected_step[]){
+                            {row(FA_PREPARE, FA_F32, FA_F16, most), prepare, 0},
+                            {row(FA_BACKWARD_KV, arith, FA_F16, most), 0, 0},
+                            {row(FA_BACKWARD_Q, arith, FA_F16, most), 0, 0}});
+        }
+    }
 }
 
 static void only_the_passes_of_wanted_gradients_run(test_run *run)
@@ -425,6 +450,7 @@ void test_plan(test_run *run)
     RUN(run, every_row_of_the_table_is_chosen_for_its_own_head_dim);
     RUN(run, the_smallest_bucket_that_holds_both_head_dims_is_chosen);
     RUN(run, a_forward_is_one_step_but_for_bfloat16);
+    RUN(run, float16_of_fewer_than_8_channels_runs_in_float32);
     RUN(run, bfloat16_goes_through_fp16_and_again_where_it_did_not_fit);
     RUN(run, strict_bfloat16_runs_as_float32_does);
     RUN(run, a_backward_prepares_then_goes_over_keys_then_queries);
