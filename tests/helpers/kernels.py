@@ -62,12 +62,11 @@ def _families():
     for dtype, short in SHORT.items():
         rows = [r for r in _rows() if dtype in r["reads"] and r["pass"] != "prepare"]
         for arith in ("float16", "float32", "float64"):
-            if dtype == "float16" and arith == "float32":
-                continue  # no plan chooses those
             own = [r for r in rows if r["arith"] == arith]
             other = any(r["arith"] != arith for r in rows)
             strict = dtype == "bfloat16" and arith == "float32" and other
-            exact_rows = "_exact" if dtype == "bfloat16" and arith == "float32" else ""
+            half = dtype in ("float16", "bfloat16")
+            exact_rows = "_exact" if half and arith == "float32" else ""
             for dim in sorted({r["dim"] for r in own}):
                 three = [
                     _first(own, kind, dim)
@@ -87,7 +86,10 @@ def _families():
     return found
 
 
-FAMILIES = _families()
+FEW_CHANNELS = 8  # with fewer, float16 is computed in float32
+_ALL = _families()
+_FEW = {f.dim: f for f in _ALL if f.name.startswith("f16_exact")}
+FAMILIES = [f for f in _ALL if f not in _FEW.values()]
 
 
 def _over(families):
@@ -121,6 +123,13 @@ def family_of(dtype, dim, *, strict=False):
         if f.dtype is dtype and f.dim >= dim and (f.strict or not strict)
     ]
     return min(fits, key=lambda f: (f.strict and not strict, f.dim))
+
+
+def serving(p, family=None):
+    """The kernels that run a problem, which `family` would with many channels."""
+    family = family or family_of(p.q.dtype, max(p.q.size(3), p.v.size(3)))
+    few = p.q.dtype is torch.float16 and p.q.size(3) < FEW_CHANNELS
+    return _FEW[family.dim] if few else family
 
 
 @contextlib.contextmanager
@@ -250,7 +259,7 @@ class Saved(NamedTuple):
 def forward(p, family=None, *, with_lo=True, strides=None):
     """Saved of one call, with canaries checked around every output."""
     dtype = p.q.dtype
-    family = family or family_of(dtype, max(p.q.size(3), p.v.size(3)))
+    family = serving(p, family)
     strides = strides or _form(p.q, p.sizes_out, dtype)
     out = guarded(p.sizes_out, dtype, strides)
     wide = torch.float64 if dtype is torch.float64 else torch.float32
@@ -280,7 +289,7 @@ def symbols(family, wanted):
 def backward(p, saved, family=None, *, wanted=WANT_ALL, fp32=False, strides=None):
     """(dq, dk, dv), None where not wanted, with canaries checked around them."""
     dtype = p.q.dtype
-    family = family or family_of(dtype, max(p.q.size(3), p.v.size(3)))
+    family = serving(p, family)
     kind = torch.float32 if fp32 and dtype in HALVES else dtype
     grads = []
     for bit, like in ((WANT_DQ, p.q), (WANT_DK, p.k), (WANT_DV, p.v)):
