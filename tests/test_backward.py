@@ -166,6 +166,39 @@ def test_scores_near_the_largest_possible_give_finite_gradients(family):
     assert largest <= 2 * 70
 
 
+@pytest.mark.parametrize("common", [1, 16, -100])
+@pytest.mark.parametrize("causal", CAUSAL.values(), ids=CAUSAL)
+@some_families
+def test_what_keys_have_in_common_does_not_magnify_roundings(family, causal, common):
+    # The dS of a query cancel for it; so must what rounding and delta add to them.
+    p = normal(family.dtype, 130, 150, family.dim, heads=2, causal=causal)
+    check(p.but(k=p.k + common), family, absolute=1e-11)
+    check(p.but(v=p.v + common), family, absolute=1e-11)
+
+
+@pytest.mark.parametrize("causal", [NONE, BOTTOM_RIGHT])
+@some_families
+def test_gradients_of_parts_of_the_keys_add_up(family, causal):
+    # As ring attention does it: the LSE and the output are of all keys, each backward
+    # sees some of them, and there is no residue.
+    p = normal(family.dtype, 70, 150, family.dim, heads=2, causal=causal)
+    p = p.but(k=p.k + 2)  # a row's dS of one part do not cancel
+    saved = forward(p, family)._replace(out_lo=None)
+    parts = []
+    for keys in (slice(0, 80), slice(80, 150)):
+        part = p.but(k=p.k[:, :, keys], v=p.v[:, :, keys])
+        if causal != NONE and keys.start == 0:
+            part = part.but(causal=NONE)  # the last 70 keys are on the diagonal
+        parts.append(backward(part, saved, family, fp32=True))
+    (dq, dk, dv), (dq_2, dk_2, dv_2) = parts
+    grads = dq + dq_2, torch.cat([dk, dk_2], 2), torch.cat([dv, dv_2], 2)
+    grads = (grad.to(p.q.dtype) for grad in grads)
+    found = ratios(p, Results(saved.out, saved.lse, *grads))
+    # A delta from the rounded output, as in the test without out_lo; with common keys
+    # its error counts.
+    assert max(found.values()) <= (3 if family.dtype in HALVES else 1), found
+
+
 @some_families
 def test_equal_scores_average_the_values(family):
     p = normal(family.dtype, 70, 130, family.dim)

@@ -144,7 +144,7 @@ template <int KIND, int DIM, int OWN, int PASS> struct fa_walk {
     FA_NUMBER(KIND) first_sum[OWN][DIM / 8];  /* dK, or dQ: of dS and X */
     FA_NUMBER(KIND) second_sum[OWN][DIM / 8]; /* dV: of P and Y */
     fa_own_numbers<KIND, OWN> own;
-    float rest[OWN]; /* FA_EVENS_OUT: minus the sum of a row's dS */
+    float sum[OWN]; /* FA_EVENS_OUT: of a row's dS */
     FA_NUMBER(KIND) scale_log2;
     float lift;    /* see fa_lift */
     float x_scale; /* FA_BF16: of columns of X, and of Y */
@@ -188,7 +188,7 @@ fa_weigh(fa_walk<KIND, DIM, OWN, PASS> *walk, FA_NUMBER(KIND) s[OWN][FA_WALKED],
         fa_set_weights<KIND>(&p[i], s[i]);
         fa_set_weights<KIND>(&ds[i], dp[i]);
         if constexpr (FA_EVENS_OUT(KIND, PASS)) {
-            walk->rest[i] = fa_take_weights<KIND>(walk->rest[i], &ds[i]);
+            walk->sum[i] = fa_add_weights<KIND>(walk->sum[i], &ds[i]);
         }
     }
 }
@@ -203,11 +203,10 @@ static FA_DEVICE void fa_even_out(fa_walk<KIND, DIM, OWN, PASS> *walk,
     for (int i = 0; i < OWN; i++) {
         int last = fa_last_key(a, first + fa_own_row(OWN, tid, i));
         int keys = fa_min_int(last + 1, FA_WALK);
-        float sum = walk->own.of[FA_DS_SUM][i];
-        /* In units of the weights. */
-        float all = fa_sum8(walk->rest[i]) + sum * (walk->lift * 0x1p12f);
-        bool known = sum == sum && keys > 0;
-        float each = known ? all * FA_EVEN_SCALE / (float)keys : 0.0f;
+        float due = walk->own.of[FA_DS_SUM][i] * (walk->lift * 0x1p12f);
+        bool known = due == due && keys > 0;
+        float all = (due - fa_sum8(walk->sum[i])) * FA_EVEN_SCALE;
+        float each = known ? all / (float)keys : 0.0f;
         float x[FA_WALKED];
 #pragma unroll
         for (int j = 0; j < FA_WALKED; j++) {
@@ -303,7 +302,7 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
     fa_own_numbers_of<PASS>(&walk.own, a, own_place, first, tid);
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        walk.rest[i] = 0.0f;
+        walk.sum[i] = 0.0f;
 #pragma unroll
         for (int e = 0; e < DIM / 8; e++) {
             walk.first_sum[i][e] = 0;

@@ -6,7 +6,9 @@
  *         O (B, H, Sq, Dv)   LSE (B, H, Sq); D, Dv at most DIM, Hk divides H.
  * Types   by KIND, see number.h.  Scores S, row maximum m, row sum l and
  *         accumulator: fp32, or fp64.  With fp16 operands the weights P are
- *         fp16 times 2^12, rounded to nearest; l sums P unrounded.
+ *         fp16 times 2^12, rounded to nearest; l sums P unrounded, but O is
+ *         over the sum of what P was rounded to: what all values have in
+ *         common then stays as it is, which delta needs.
  * Units   base 2: scale_log2 = |scale| * log2(e), the sign of scale goes into
  *         Q.  m is in units of raw scores.  LSE is stored in natural log.
  * Grid    x = ceil(Sq / ROWS) from the last tile to the first, so that the
@@ -65,7 +67,7 @@ static FA_DEVICE FA_NUMBER(KIND)
  * weights, and of the sum of values. */
 template <int KIND, int DIM, int OWN> struct fa_rows {
     FA_NUMBER(KIND) most[OWN];
-    FA_NUMBER(KIND) sum[OWN];
+    FA_NUMBER(KIND) sum[OWN]; /* see fa_sums_of */
     FA_NUMBER(KIND) out[OWN][fa_shape<KIND, DIM, OWN>::CHANNELS];
 };
 
@@ -83,12 +85,47 @@ static FA_DEVICE void fa_start_rows(fa_rows<KIND, DIM, OWN> *rows)
     }
 }
 
+/* A lane's part of the sum of weights.  With fp16 operands there is also the
+ * sum of what they were rounded to: of 8 lanes the lower 4 keep the one and the
+ * upper 4 the other, each for two lanes, because there is one register for
+ * both. */
+template <int KIND>
+static FA_DEVICE FA_NUMBER(KIND)
+    fa_sums_of(FA_NUMBER(KIND) sum, const fa_weights<KIND> *p, uint32_t tid)
+{
+    if constexpr (FA_IS_HALF(KIND)) {
+        float packed = fa_add_weights<KIND>(0.0f, p);
+        bool upper = (tid & 4) != 0;
+        float others = upper ? sum : packed;
+        return (upper ? packed : sum) + fa_swap8<2>(others);
+    }
+    return sum;
+}
+
+/* Over the 8 lanes of a row. */
+template <int KIND>
+static FA_DEVICE FA_NUMBER(KIND)
+    fa_both_sums(FA_NUMBER(KIND) x, FA_NUMBER(KIND) * packed, uint32_t tid)
+{
+    if constexpr (FA_IS_HALF(KIND)) {
+        bool upper = (tid & 4) != 0;
+        x += fa_swap8<0>(x);
+        x += fa_swap8<1>(x);
+        float other = fa_swap8<2>(x);
+        *packed = upper ? x : other;
+        return upper ? other : x;
+    }
+    *packed = fa_sum8(x);
+    return *packed;
+}
+
 /* Takes this lane's 8 of a row's next 64 scores, for each of its rows, into
  * the rows' state, and makes their weights. */
 template <int KIND, int DIM, int OWN>
 static FA_DEVICE void
 fa_softmax(fa_rows<KIND, DIM, OWN> *rows, FA_NUMBER(KIND) s[OWN][FA_WALKED],
-           fa_weights<KIND> p[OWN], const FA_NUMBER(KIND) scale_log2[OWN])
+           fa_weights<KIND> p[OWN], const FA_NUMBER(KIND) scale_log2[OWN],
+           uint32_t tid)
 {
     typedef FA_NUMBER(KIND) number;
     const number at_top = (number)FA_P_LOG2(KIND);
@@ -144,12 +181,14 @@ fa_softmax(fa_rows<KIND, DIM, OWN> *rows, FA_NUMBER(KIND) s[OWN][FA_WALKED],
     }
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
+        number sum = 0;
 #pragma unroll
         for (int j = 0; j < FA_WALKED; j++) {
             s[i][j] = fa_weight<KIND>(s[i][j], scale_log2[i], bias[i]);
-            rows->sum[i] += s[i][j];
+            sum += s[i][j];
         }
         fa_set_weights<KIND>(&p[i], s[i]);
+        rows->sum[i] += fa_sums_of<KIND>(sum, &p[i], tid);
     }
 }
 
@@ -243,12 +282,13 @@ fa_store_rows(fa_args_in a, const fa_rows<KIND, DIM, OWN> *rows, int first,
     }
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        number sum = fa_sum8(rows->sum[i]);
+        number packed;
+        number sum = fa_both_sums<KIND>(rows->sum[i], &packed, tid);
         number bias = fa_bias<KIND>(rows->most[i], scale_log2[i]);
         int row = first + fa_own_row(OWN, tid, i);
         bool empty = sum == 0; /* not for NaN, which must come out */
 
-        share[i] = empty ? (number)0 : (number)1 / sum;
+        share[i] = empty ? (number)0 : (number)1 / packed;
         if ((tid & 7) == 0 && row < a->seqlen_q) {
             number log2_sum = fa_log2(sum);
             number x = empty ? (number)-FA_INFINITY : (log2_sum - bias) * ln2;
@@ -397,7 +437,7 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
             if (key + FA_WALK - 1 > wave_sees) {
                 fa_mask_keys<KIND, OWN>(s, fa_again(a), first, key, tid);
             }
-            fa_softmax(&rows, s, p, scale_log2);
+            fa_softmax(&rows, s, p, scale_log2, tid);
         }
         k.first += FA_WALK;
         fa_set_next(&next, t + 1 < tiles ? FA_ROWS_OF : FA_NOTHING, &k, &q);

@@ -155,15 +155,15 @@ static FA_DEVICE void fa_set_weights(fa_weights<KIND> *w,
     }
 }
 
-/* sum without the weights; with fp16 operands. */
+/* sum and all the weights; with fp16 operands. */
 template <int KIND>
-static FA_DEVICE float fa_take_weights(float sum, const fa_weights<KIND> *w)
+static FA_DEVICE float fa_add_weights(float sum, const fa_weights<KIND> *w)
 {
-    const uint32_t minus_ones = 0xbc00bc00;
+    const uint32_t ones = 0x3c003c00;
 
 #pragma unroll
     for (int n = 0; n < FA_WALKED / 2; n++) {
-        sum = fa_dot2(w->of[n], minus_ones, sum);
+        sum = fa_dot2(w->of[n], ones, sum);
     }
     return sum;
 }
