@@ -192,14 +192,10 @@ def outside(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def is_known(row: dict[str, Any]) -> bool:
     """What docs/accuracy.md says of scores near 1e4, and no more than that.
 
-    One float holds the LSE of float16, which reaches dV, and scale * log2(e), which
-    reaches dQ and dK where the scale is no power of two.
+    One float holds scale * log2(e), which reaches dQ and dK where the scale is no power
+    of two.
     """
-    if row["regime"] != HUGE:
-        return False
-    if row["tensor"] == "dv":
-        return bool(row["kind"] == "f16")
-    return row["tensor"] in ("dq", "dk") and row["dim"] == 96
+    return row["regime"] == HUGE and row["tensor"] in ("dq", "dk") and row["dim"] == 96
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ grid that fills the card runs with inputs as in training: the backward gets the 
 and the log-sum-exp of the whole forward, by torch, and the main kernels what fa_prepare
 finds in all rows, since it decides which of them have something to do.
 
-Also: what it costs the forward to keep what rounding took from the output, and what
+Also: what it costs the forward to keep what rounding took from its results, and what
 launches cost whose workgroups find nothing to do (the exact kernels behind those that
 take bfloat16 through fp16).
 
@@ -315,7 +315,7 @@ def measure(
 
 
 def price_of_out_lo(dtype: torch.dtype, dim: int, length: int) -> dict[str, Any]:
-    """The forward that keeps what rounding took from the output, over one that does
+    """The forward that keeps what rounding took from its results, over one that does
     not."""
     problem = Problem(dtype, dim, length, False, HEADS)
     plan = problem.planned(0)
