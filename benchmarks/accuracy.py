@@ -55,6 +55,7 @@ class Regime(NamedTuple):
     causal: int = NONE
     q_times: float = 1.0
     k_times: float = 1.0
+    common: float = 0.0  # added to keys and values
 
     def problem(self, family: Family, seed: int) -> Problem:
         """Two query heads that share a key head."""
@@ -62,7 +63,8 @@ class Regime(NamedTuple):
             *(family.dtype, self.length, self.length_k, family.dim),
             **dict(heads=2, heads_k=1, causal=self.causal, seed=seed),
         )
-        return p.but(q=p.q * self.q_times, k=p.k * self.k_times)
+        k, v = p.k * self.k_times + self.common, p.v + self.common
+        return p.but(q=p.q * self.q_times, k=k, v=v)
 
 
 PEAKED = "q x 30, causal"
@@ -74,6 +76,7 @@ REGIMES = [
     Regime("one query", 1, 300),
     Regime("more queries than keys", 200, 20, BOTTOM_RIGHT),
     Regime(PEAKED, 200, 333, TOP_LEFT, 30.0),
+    Regime("k + 16, v + 16", 200, 333, common=16.0),
     Regime(HUGE, 70, 200, NONE, 100.0, 100.0),
 ]
 

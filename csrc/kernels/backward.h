@@ -132,11 +132,11 @@ fa_store_gradient(fa_args_in a, int view, uint32_t set, uint32_t place,
 }
 
 /* The dS of a query cancel in their sum, and in dQ for what its keys have in
- * common; as they come, rounded to fp16 and with the delta of weights that
- * were rounded, they do not.  So what the sum lacks is added in the end,
- * spread over the row's keys in the first tile, times 2^12 because it is so
- * small. */
-#define FA_EVENS_OUT(KIND, PASS) (FA_IS_HALF(KIND) && (PASS) == FA_BACKWARD_Q)
+ * common.  As they come, rounded to fp16 and with a delta of rounded numbers,
+ * they do not; so what their sum lacks is added in the end, spread over the
+ * row's keys in the first tile, times 2^12 because it is so small.  fp64 has no
+ * lse_lo that would tell whether these are all the keys of the row. */
+#define FA_EVENS_OUT(KIND, PASS) ((KIND) != FA_F64 && (PASS) == FA_BACKWARD_Q)
 #define FA_EVEN_SCALE 0x1p12f
 
 /* What a workgroup knows of itself while it walks. */
@@ -203,7 +203,8 @@ static FA_DEVICE void fa_even_out(fa_walk<KIND, DIM, OWN, PASS> *walk,
     for (int i = 0; i < OWN; i++) {
         int last = fa_last_key(a, first + fa_own_row(OWN, tid, i));
         int keys = fa_min_int(last + 1, FA_WALK);
-        float due = walk->own.of[FA_DS_SUM][i] * (walk->lift * 0x1p12f);
+        float due = walk->own.of[FA_DS_SUM][i] * walk->lift *
+                    (FA_IS_HALF(KIND) ? 0x1p12f : 1.0f);
         bool known = due == due && keys > 0;
         float all = (due - fa_sum8(walk->sum[i])) * FA_EVEN_SCALE;
         float each = known ? all / (float)keys : 0.0f;
@@ -234,10 +235,10 @@ fa_store_sums(fa_args_in a, const fa_walk<KIND, DIM, OWN, PASS> *walk,
         const float weight = 0x1p-12f;
         first_factor = first_factor * weight * fa_inverse_power(walk->lift) *
                        fa_inverse_power(walk->x_scale);
-        if (FA_EVENS_OUT(KIND, PASS)) {
-            first_factor *= 1.0f / FA_EVEN_SCALE;
-        }
         second_factor = weight * fa_inverse_power(walk->y_scale);
+    }
+    if (FA_EVENS_OUT(KIND, PASS)) {
+        first_factor *= (FA_NUMBER(KIND))(1.0f / FA_EVEN_SCALE);
     }
     if (walk->with_second) {
         fa_store_gradient<KIND, DIM, OWN, L::LDS_BYTES>(
@@ -403,7 +404,7 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
             fa_set_next(&next, FA_NOTHING, &x, &tile_a);
             fa_walk_columns<L>(walk.first_sum, ds, a, lds, &x, walk.x_scale,
                                fa_common_tiles(a, first, ROWS) == 0, &staged,
-                               &next, true, &tid);
+                               &next, range.wave_begin < range.wave_end, &tid);
         }
     }
     fa_store_sums(fa_again(a), &walk, own_place, first, lds, tid);

@@ -155,15 +155,23 @@ static FA_DEVICE void fa_set_weights(fa_weights<KIND> *w,
     }
 }
 
-/* sum and all the weights; with fp16 operands. */
+/* sum and all the weights. */
 template <int KIND>
-static FA_DEVICE float fa_add_weights(float sum, const fa_weights<KIND> *w)
+static FA_DEVICE FA_NUMBER(KIND)
+    fa_add_weights(FA_NUMBER(KIND) sum, const fa_weights<KIND> *w)
 {
-    const uint32_t ones = 0x3c003c00;
+    const uint32_t ones = 0x3c003c00; /* fp16 */
 
+    if constexpr (FA_IS_HALF(KIND)) {
 #pragma unroll
-    for (int n = 0; n < FA_WALKED / 2; n++) {
-        sum = fa_dot2(w->of[n], ones, sum);
+        for (int n = 0; n < FA_WALKED / 2; n++) {
+            sum = fa_dot2(w->of[n], ones, sum);
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < FA_WALKED; j++) {
+            sum += w->of[j];
+        }
     }
     return sum;
 }
