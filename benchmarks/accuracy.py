@@ -193,10 +193,9 @@ def outside(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def is_known(row: dict[str, Any]) -> bool:
-    """What docs/accuracy.md says of scores near 1e4, and no more than that.
+    """What docs/accuracy.md says of rows whose softmax is one key, and no more.
 
-    One float holds scale * log2(e), which reaches dQ and dK where the scale is no power
-    of two.
+    Their dS is exactly 0 in the math path, which happens to round dP and delta alike.
     """
     return row["regime"] == HUGE and row["tensor"] in ("dq", "dk") and row["dim"] == 96
 
