@@ -3,6 +3,7 @@
 SPDX-License-Identifier: BSD-3-Clause
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -35,6 +36,18 @@ def simulated():
         pytest.skip(f"no simulator: {missing}")
     with fa.simulate(ARCH):
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def compiled_anew(tmp_path_factory):
+    """Inductor keeps graphs on disk by a key that does not see what an op's fake kernel
+    says, so those of another version of the package would come back."""
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+        yield
+        return
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
+    yield
+    del os.environ["TORCHINDUCTOR_CACHE_DIR"]
 
 
 @pytest.fixture(autouse=True)
