@@ -16,15 +16,7 @@ enum { ELEMENTS = 4096, ALL = FA_WANT_DQ | FA_WANT_DK | FA_WANT_DV };
 
 static void *load_fake(test_run *run, const char *name, fake_state **state)
 {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/%s", run->fakes, name);
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!CHECK(run, library != NULL)) {
-        abort(); /* the tests were not built as their Makefile does */
-    }
-    *state = dlsym(library, "fake");
-    memset(*state, 0, sizeof **state);
-    (*state)->device_count = 2;
+    void *library = test_load_fake(run, name, state);
     (*state)->arch_r0600 = "gfx906:sramecc+:xnack-";
     return library;
 }
