@@ -61,6 +61,17 @@ def dtype_code(dtype: torch.dtype) -> int:
     return _DTYPE_CODES[dtype]
 
 
+def features(none: Tensor, scale: float, causal: int) -> tuple[Any, ...]:
+    """The arguments of _FEATURES; those that nothing serves yet are absent.
+
+    Args:
+        none: a tensor without elements, which stands for an absent one.
+        scale: factor on the scores before softmax.
+        causal: CAUSAL_*.
+    """
+    return (none, none, none, none, none, none, scale, 0.0, 0.0, causal, -1, -1)
+
+
 _libraries: list[Any] = []  # registrations live as long as these objects
 
 
@@ -70,6 +81,7 @@ _libraries: list[Any] = []  # registrations live as long as these objects
 
 
 def dtype_name(dtype: torch.dtype) -> str:
+    """The name without "torch."."""
     return str(dtype).replace("torch.", "")
 
 
