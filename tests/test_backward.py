@@ -12,14 +12,14 @@ import math
 
 import pytest
 import torch
-from helpers import BOTTOM_RIGHT, NONE, TOP_LEFT, needs_simulator, out_low
+from helpers import BOTTOM_RIGHT, CAUSAL, NONE, TOP_LEFT, needs_simulator, out_low
 from helpers.exact import GRADIENTS, Results, error, ratio
 from helpers.gradients import leaves, plain_attention
 from helpers.kernels import (
     DEVICE,
+    DTYPES,
     FULL,
     HALVES,
-    SHORT,
     WANT_ALL,
     WANT_DK,
     WANT_DQ,
@@ -38,8 +38,6 @@ from helpers.kernels import (
 if DEVICE == "cpu":
     pytestmark = needs_simulator
 
-CAUSAL = {"none": NONE, "top-left": TOP_LEFT, "bottom-right": BOTTOM_RIGHT}
-DTYPES = [getattr(torch, name) for name in SHORT]
 # Relative errors of gradients on data with scores of some units. Observed: 8e-7 and
 # 1.3e-15.
 ABSOLUTE = {torch.float32: 2e-6, torch.float64: 4e-15}

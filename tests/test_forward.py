@@ -11,14 +11,22 @@ import math
 
 import pytest
 import torch
-from helpers import BOTTOM_RIGHT, NONE, TOP_LEFT, lse_low, needs_simulator, out_low
+from helpers import (
+    BOTTOM_RIGHT,
+    CAUSAL,
+    NONE,
+    TOP_LEFT,
+    lse_low,
+    needs_simulator,
+    out_low,
+)
 from helpers.exact import Results, error, math_path
 from helpers.kernels import (
     DEVICE,
+    DTYPES,
     FAMILIES,
     FULL,
     HALVES,
-    SHORT,
     every_family,
     family_of,
     forward,
@@ -34,8 +42,6 @@ from flash_attn_rocm import _ops
 if DEVICE == "cpu":
     pytestmark = needs_simulator
 
-CAUSAL = {"none": NONE, "top-left": TOP_LEFT, "bottom-right": BOTTOM_RIGHT}
-DTYPES = [getattr(torch, name) for name in SHORT]
 # Relative errors on data with scores of some units. Observed: 3.6e-7 and 5.3e-16.
 ABSOLUTE = {torch.float32: 1e-6, torch.float64: 1.5e-15}
 

@@ -32,6 +32,7 @@ DEVICE = os.environ.get("FA_TEST_DEVICE", "cpu")
 FULL = os.environ.get("FA_TEST") == "full"
 HALVES = (torch.float16, torch.bfloat16)
 SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
+DTYPES = [getattr(torch, name) for name in SHORT]
 WANT_DQ, WANT_DK, WANT_DV, WANT_ALL = 1, 2, 4, 7
 
 
@@ -121,7 +122,7 @@ def some_families_of(*dtypes):
     return decorate
 
 
-some_families = some_families_of(*(getattr(torch, name) for name in SHORT))
+some_families = some_families_of(*DTYPES)
 
 
 def family_of(dtype, dim, *, strict=False):
