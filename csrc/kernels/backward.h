@@ -20,9 +20,12 @@
  *         P is fp16 times 2^12, and dS fp16 times a power of two that follows
  *         from the norms of dO's and V's rows (|P (dP - delta)| is at most
  *         half their product, so it never overflows); see FA_EVENS_OUT.
+ * Units   base 2 as in forward.h, without a running maximum: PREPARE made
+ *         shift and bias of the LSE.  dLSE is in delta.
  * Grid    FA_BACKWARD_KV: x = ceil(Sk / ROWS), y = Hk, z = B.
  *         FA_BACKWARD_Q: x = ceil(Sq / ROWS) from the last tile, y = H, z = B.
  * Needs   FA_PREPARE: rows, and for fp16 operands block_of V and dO.
+ * Lanes   256; product.h.
  * LDS     chunks of A and B (or in turn, if they have several), a chunk of X
  *         or Y, shares of P or dS, numbers of 64 walked rows.
  * Edges   Rows past the end are zero and are not stored.  A query that sees
@@ -30,6 +33,9 @@
  *         key that a row cannot see does not reach dQ.
  * Order   walked rows ascend inside one workgroup, no atomics: repeats bit for
  *         bit.
+ * Error   of each gradient at most 2x PyTorch's math path in the same type,
+ *         against exact arithmetic; exceptions and observed figures:
+ *         docs/accuracy.md.
  * Source  FlashAttention-2, arXiv 2307.08691, algorithm 2.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
@@ -38,8 +44,6 @@
 
 #include "gradient.h"
 #include "step.h"
-
-/* -- the kernel ------------------------------------------------------------ */
 
 /* dQ has one set of sums, so registers to fetch owned rows early. */
 #define FA_BACKWARD_BASE(KIND, DIM, OWN, PASS)               \
@@ -204,7 +208,7 @@ static FA_DEVICE void fa_even_out(fa_walk<KIND, DIM, OWN, PASS> *walk,
         int last = fa_last_key(a, first + fa_own_row(OWN, tid, i));
         int keys = fa_min_int(last + 1, FA_WALK);
         float due = walk->own.of[FA_DS_SUM][i] * walk->lift *
-                    (FA_IS_HALF(KIND) ? 0x1p12f : 1.0f);
+                    (FA_IS_HALF(KIND) ? FA_P_SCALE : 1.0f);
         bool known = due == due && keys > 0;
         float all = (due - fa_sum8(walk->sum[i])) * FA_EVEN_SCALE;
         float each = known ? all / (float)keys : 0.0f;
@@ -232,7 +236,7 @@ fa_store_sums(fa_args_in a, const fa_walk<KIND, DIM, OWN, PASS> *walk,
     FA_NUMBER(KIND) second_factor = 1;
 
     if constexpr (FA_IS_HALF(KIND)) {
-        const float weight = 0x1p-12f;
+        const float weight = 1.0f / FA_P_SCALE;
         first_factor = first_factor * weight * fa_inverse_power(walk->lift) *
                        fa_inverse_power(walk->x_scale);
         second_factor = weight * fa_inverse_power(walk->y_scale);

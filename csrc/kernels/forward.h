@@ -38,10 +38,6 @@
 #include "step.h"
 #include "store.h"
 
-/* P is at most 2^12: far from fp16's largest value, and its smallest normal
- * number is then 2^-26 of the row's largest weight. */
-#define FA_P_LOG2(KIND) (FA_IS_HALF(KIND) ? 12.0f : 0.0f)
-
 /* From here on the rounding of the exponent bias, P_LOG2 - m * scale_log2,
  * would move P by more than fp16 can tell, in the end out of its range; the
  * maximum is then subtracted from the scores first.  For fp32 it always is. */

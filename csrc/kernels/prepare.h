@@ -12,6 +12,9 @@
  * Grid    x = 4 * prepare_blocks, tensor after tensor; y = H; z = B.
  *         Workgroups without rows leave at once.
  * Lanes   8 lanes share a row, 32 rows at a time.
+ * LDS     128 bytes, for maxima over the workgroup; fp64 needs none.
+ * Edges   Rows past the end count for nothing.  A row with NaN or Inf is left
+ *         out of the norms, NaN and Inf out of the exponents.
  * Order   fixed, no atomics: repeats bit for bit.
  *
  * SPDX-License-Identifier: BSD-3-Clause */

@@ -34,6 +34,7 @@ CANARY = -12345.0  # exact in float16 to a multiple of 8; compared as bits
 GUARD = 256  # canary elements on each side of an output
 
 NONE, TOP_LEFT, BOTTOM_RIGHT = 0, 1, 2
+CAUSAL = {"none": NONE, "top-left": TOP_LEFT, "bottom-right": BOTTOM_RIGHT}
 
 
 # In a list, because patch() exchanges the globals that hold it.
