@@ -191,7 +191,8 @@ typedef struct fa_plan {
  * backward needs beside them.  One array of floats, of which double has none:
  *   lse_lo  what it took from lse, (B, H, Sq, 1) contiguous;
  *   out_lo  of 16-bit types what it took from out, (B, H, Sq, Dv) contiguous
- *           in q's type, from the next multiple of 16 bytes on.
+ *           in q's type, from the next multiple of 16 bytes on; of float16
+ *           times 2^11, since it would be lost below the smallest number.
  * What lies between and behind them is 0.  The sizes must be such as a plan
  * accepts. */
 int64_t fa_residue_floats(const fa_problem *problem);

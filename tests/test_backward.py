@@ -370,6 +370,39 @@ def test_a_backward_without_out_lo_uses_the_rounded_output(family):
     assert not torch.equal(one[0], other[0]) and not torch.equal(one[1], other[1])
 
 
+@pytest.mark.parametrize("causal", [NONE, TOP_LEFT])
+@some_families
+def test_a_huge_key_without_weight_does_not_reach_dq(family, causal):
+    """What the dS of a row lack goes to keys by their weight."""
+    if family.dtype is torch.float64:
+        return  # nothing is added
+    p = normal(family.dtype, 100, 100, family.dim, causal=causal)
+    q, k = p.q.clone(), p.k.clone()
+    q[..., 0] = q[..., 0].abs() + 3
+    k[:, :, 5] = 0
+    k[:, :, 5, 0] = -30000
+    p = p.but(q=q, k=k)
+    assert ratios(p, run(p, family))["dq"] <= 1
+
+
+@some_families
+def test_gradients_near_the_largest_float(family):
+    if family.dtype is torch.float16 or family.dtype is torch.float64:
+        return
+    p = normal(family.dtype, 70, 70, family.dim)
+    p = p.but(q=p.q * 1e-7, k=p.k * 1e7, v=p.v * 1e10, dout=p.dout * 1e20)
+    found = ratios(p, run(p, family))
+    assert max(found.values()) <= 1, found
+
+
+def test_small_fp16_values_keep_delta():
+    """out_lo is not lost below the smallest fp16."""
+    p = normal(torch.float16, 100, 100, 64, causal=TOP_LEFT)
+    p = p.but(q=p.q * 30, v=p.v * 1e-4, dout=p.dout * 100)
+    found = ratios(p, run(p))
+    assert max(found.values()) <= 1, found
+
+
 # ------------------------------------------------------------------------- the rest
 
 

@@ -300,6 +300,7 @@ fa_store_rows(fa_args_in a, const fa_rows<KIND, DIM, OWN> *rows, int first,
     /* The same code for both, because it is long. */
 #pragma unroll 1
     for (int part = 0; part < parts; part++) {
+        number lift = fa_stored_of<KIND>(a) == FA_F16 ? FA_LOW_SCALE : 1.0f;
         fa_output out =
             fa_output_of(a, part == 0 ? FA_VIEW(out) : FA_VIEW(out_lo), wide,
                          fa_stored_of<KIND>(a), batch, head, a->head_dim_v);
@@ -316,6 +317,7 @@ fa_store_rows(fa_args_in a, const fa_rows<KIND, DIM, OWN> *rows, int first,
                 }
                 x[e] -=
                     part == 0 ? (number)0 : fa_rounded<KIND>(out.stored, x[e]);
+                x[e] *= part == 0 ? (number)1 : lift;
             }
             if (!out.wide) {
                 fa_store_narrow<KIND, DIM, LDS_BYTES>(

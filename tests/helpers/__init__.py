@@ -202,7 +202,8 @@ def lse_low(saved):
 
 
 def out_low(saved):
-    """What it took from the output; None also where nothing is kept of that."""
+    """What it took from the output, as it is kept: of fp16 times 2^11; None also where
+    nothing is kept of that."""
     out, lse, residue = saved
     if residue is None or not residue.numel() or out.element_size() != 2:
         return None
