@@ -2,8 +2,9 @@
  *
  * A call goes: fa_problem (pointers, sizes, strides) -> fa_plan_forward or
  * fa_plan_backward checks everything and lists the kernels to launch ->
- * fa_forward or fa_backward launches them on one of four backends.  Nothing here knows Python or PyTorch; how a backend is reached
- * is left to host/driver.h.
+ * fa_forward or fa_backward launches them on one of four backends.  Nothing
+ * here knows Python or PyTorch; how a backend is reached is left to
+ * host/driver.h.
  *
  * Functions that can fail return fa_status and write the reason to *error,
  * which is left alone on success.  No function keeps state outside the
@@ -80,6 +81,9 @@ extern const fa_variant fa_variants[FA_VARIANT_COUNT];
 
 const char *fa_dtype_name(fa_dtype dtype); /* "float16", ... */
 size_t fa_dtype_bytes(fa_dtype dtype);
+bool fa_dtype_is_half(fa_dtype dtype); /* one of 16 bits */
+/* The type of sums over elements of `dtype`, such as lse: FA_F32 or FA_F64. */
+fa_dtype fa_dtype_of_sums(fa_dtype dtype);
 const char *fa_pass_name(fa_pass pass);    /* "forward", "backward_kv", ... */
 const char *fa_level_name(fa_level level); /* "plain" */
 
@@ -187,7 +191,8 @@ typedef struct fa_plan {
  * backward needs beside them.  One array of floats, of which double has none:
  *   lse_lo  what it took from lse, (B, H, Sq, 1) contiguous;
  *   out_lo  of 16-bit types what it took from out, (B, H, Sq, Dv) contiguous
- *           in q's type, from the next multiple of 16 bytes on.
+ *           in q's type, from the next multiple of 16 bytes on; of float16
+ *           times 2^11, since it would be lost below the smallest number.
  * What lies between and behind them is 0.  The sizes must be such as a plan
  * accepts. */
 int64_t fa_residue_floats(const fa_problem *problem);
@@ -201,6 +206,10 @@ void fa_residue_parts(const fa_problem *problem, fa_tensor *lse_lo,
  * head dim innermost where its stride in `like` is 1.  data becomes NULL.
  * For sizes that a plan would refuse the strides mean nothing. */
 void fa_tensor_like(const fa_tensor *like, int64_t head_dim, fa_tensor *out);
+/* Sets dq, dk and dv to the like of q, k and v; `in_float`: to float where
+ * those are of 16 bits. */
+void fa_gradients_like(const fa_problem *problem, bool in_float,
+                       fa_gradients *gradients);
 
 /* Check every argument and choose kernels, grids and workspace.  They read no
  * tensor data and need no device.  On failure *plan is zero. */

@@ -69,7 +69,7 @@ def _launch(
     """The op, on the architecture that simulated the forward."""
     op: Any = _ops.backward_op
     none = absent_for(q)
-    features = (none, none, none, none, none, none, scale, 0.0, 0.0, causal, -1, -1)
+    features = _ops.features(none, scale, causal)
     results = (q, k, v, out, lse, out_lo)
     dlse = none if dlse is None else dlse
     call = (dout, dlse, *results, *features, wanted, grads_fp32)
@@ -168,8 +168,7 @@ class Attention(torch.autograd.Function):
         strict: bool,
     ) -> Any:
         op: Any = _ops.op
-        none = absent_for(q)
-        features = (none, none, none, none, none, none, scale, 0.0, 0.0, causal, -1, -1)
+        features = _ops.features(absent_for(q), scale, causal)
         if is_dynamo_compiling():
             out, lse, out_lo = op(q, k, v, *features, True)
         else:

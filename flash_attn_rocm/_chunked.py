@@ -52,7 +52,7 @@ class Block:
     rows: slice
     q: Tensor  # (B, Hk, r, D)
     dout: Tensor  # (B, Hk, r, Dv)
-    p: Tensor  # (B, Hk, r, Sk)
+    p: Tensor  # (B, Hk, r, Sk), like dp and e
     dp: Tensor
     e: Tensor
 
@@ -121,7 +121,7 @@ def is_empty(call: Call) -> bool:
 
 
 def first_order(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk and dv, float32 (float64 for float64)."""
+    """dq, dk and dv, shaped like q, k and v; float32 (float64 for float64)."""
     dtype = _ops.lse_dtype(call.q.dtype)
     if is_empty(call):
         inputs = (call.q, call.k, call.v)

@@ -45,7 +45,7 @@ _Result = TypeVar("_Result")
 _float64 = torch.float64
 _is_grad_enabled = torch.is_grad_enabled
 
-# Limits of the kernels, as in csrc/host/plan.c, which checks them again.
+# Limits of the kernels, as in csrc/host/check.c, which checks them again.
 
 
 def _head_dims(*passes: str) -> dict[torch.dtype, int]:

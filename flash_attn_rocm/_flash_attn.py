@@ -201,8 +201,7 @@ def _attend(
         made = attention(q, k, v, scale, causal, with_lse=with_lse, strict=True)
         return made if with_lse else (made, None)
     op: Any = _ops.op
-    none = absent_for(q)
-    features = (none, none, none, none, none, none, scale, 0.0, 0.0, causal, -1, -1)
+    features = _ops.features(absent_for(q), scale, causal)
     out, lse, _ = op(q, k, v, *features, False)
     return out, lse
 

@@ -61,6 +61,17 @@ def dtype_code(dtype: torch.dtype) -> int:
     return _DTYPE_CODES[dtype]
 
 
+def features(none: Tensor, scale: float, causal: int) -> tuple[Any, ...]:
+    """The arguments of _FEATURES; those that nothing serves yet are absent.
+
+    Args:
+        none: a tensor without elements, which stands for an absent one.
+        scale: factor on the scores before softmax.
+        causal: CAUSAL_*.
+    """
+    return (none, none, none, none, none, none, scale, 0.0, 0.0, causal, -1, -1)
+
+
 _libraries: list[Any] = []  # registrations live as long as these objects
 
 
@@ -70,17 +81,31 @@ _libraries: list[Any] = []  # registrations live as long as these objects
 
 
 def dtype_name(dtype: torch.dtype) -> str:
+    """The name without "torch."."""
     return str(dtype).replace("torch.", "")
+
+
+def check_strided(name: str, tensor: Tensor | None) -> None:
+    """Refuse what the dispatcher hands over without strides, or as None."""
+    if tensor is None or tensor.layout is not torch.strided:
+        got = "None" if tensor is None else tensor.layout
+        raise RuntimeError(
+            f"{name}: expected a strided tensor, got something else ({got})"
+        )
+
+
+def check_device(name: str, tensor: Tensor, q: Tensor) -> None:
+    """Refuse a tensor on another device than q's."""
+    if tensor.device != q.device:
+        raise RuntimeError(
+            f"{name}: expected device {q.device} (as q), got {tensor.device}"
+        )
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
     """What C cannot see of q, k and v: layout, rank, dtype, device."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor is None or tensor.layout is not torch.strided:
-            got = "None" if tensor is None else tensor.layout
-            raise RuntimeError(
-                f"{name}: expected a strided tensor, got something else ({got})"
-            )
+        check_strided(name, tensor)
         if tensor.dim() != 4:
             raise RuntimeError(
                 f"{name}: expected 4 dimensions (batch, heads, seqlen, head dim), "
@@ -91,10 +116,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
                 f"{name}: expected dtype float16, bfloat16, float32 or float64, got "
                 f"{tensor.dtype}"
             )
-        if tensor.device != q.device:
-            raise RuntimeError(
-                f"{name}: expected device {q.device} (as q), got {tensor.device}"
-            )
+        check_device(name, tensor, q)
     for name, tensor in (("k", k), ("v", v)):
         if tensor.dtype is not q.dtype:
             raise RuntimeError(

@@ -123,11 +123,7 @@ def _check_form(
     dtype_of: str = "",
 ) -> None:
     """`tensor` has these sizes, this dtype and q's device."""
-    if tensor is None or tensor.layout is not torch.strided:
-        got = "None" if tensor is None else tensor.layout
-        raise RuntimeError(
-            f"{name}: expected a strided tensor, got something else ({got})"
-        )
+    _ops.check_strided(name, tensor)
     if tensor.dim() != len(sizes):
         axes = ", head dim" if len(sizes) == 4 else ""
         raise RuntimeError(
@@ -139,10 +135,7 @@ def _check_form(
             f"{name}: expected dtype {dtype_name(dtype)}{dtype_of}, got "
             f"{dtype_name(tensor.dtype)}"
         )
-    if tensor.device != q.device:
-        raise RuntimeError(
-            f"{name}: expected device {q.device} (as q), got {tensor.device}"
-        )
+    _ops.check_device(name, tensor, q)
     for axis, size in enumerate(sizes):
         if tensor.size(axis) != size:
             owner = "v" if axis == 3 else "q"
@@ -163,10 +156,7 @@ def _check_out_lo(out_lo: Tensor, q: Tensor, v: Tensor) -> None:
         raise RuntimeError(
             f"out_lo: expected 1 dimension (elements), got {out_lo.dim()}"
         )
-    if out_lo.device != q.device:
-        raise RuntimeError(
-            f"out_lo: expected device {q.device} (as q), got {out_lo.device}"
-        )
+    _ops.check_device("out_lo", out_lo, q)
     if out_lo.dtype is not torch.float32:
         raise RuntimeError(
             f"out_lo: expected dtype float32, got {dtype_name(out_lo.dtype)}"

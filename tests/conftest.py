@@ -3,6 +3,8 @@
 SPDX-License-Identifier: BSD-3-Clause
 """
 
+import fcntl
+import os
 import sys
 from pathlib import Path
 
@@ -16,6 +18,33 @@ import helpers  # noqa: F401  first: the stand-in may take the place of _C
 
 import flash_attn_rocm as fa
 import hipsim
+from build_support import code_objects, compilers, products
+
+BUILDS = Path(__file__).resolve().parents[1] / "build" / "tests"
+
+
+@pytest.fixture
+def kernels_by():
+    """The gfx906 code objects of a compiler: its name -> (folder, manifest's entries).
+
+    In a folder that tests and processes share, since it takes a minute.
+    """
+
+    def build(clang):
+        environ = {"FA_CLANG": clang, "PATH": os.environ["PATH"]}
+        try:
+            compilers.find_clang(environ)
+        except products.BuildError as error:
+            pytest.skip(str(error).split(";")[0])
+        folder = BUILDS / clang
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return folder, code_objects.build_code_objects(
+                folder, hipsim.library_path(), print, environ
+            )
+
+    return build
 
 
 @pytest.fixture
@@ -35,6 +64,18 @@ def simulated():
         pytest.skip(f"no simulator: {missing}")
     with fa.simulate(ARCH):
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def compiled_anew(tmp_path_factory):
+    """Inductor keeps graphs on disk by a key that does not see what an op's fake kernel
+    says, so those of another version of the package would come back."""
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+        yield
+        return
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
+    yield
+    del os.environ["TORCHINDUCTOR_CACHE_DIR"]
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import BOTTOM_RIGHT, NONE, TOP_LEFT, qkv
+from helpers import BOTTOM_RIGHT, CAUSAL, NONE, TOP_LEFT, qkv
 from helpers.gradients import leaves
 
 import flash_attn_rocm as fa
@@ -21,7 +21,6 @@ from flash_attn_rocm import _autograd, _ops
 
 pytestmark = pytest.mark.usefixtures("patched", "simulated")
 
-CAUSAL = {"none": NONE, "top-left": TOP_LEFT, "bottom-right": BOTTOM_RIGHT}
 # (head dim, head dim of v, queries, keys): every head dim below in its own way.
 SLOW = [(1, 1, 5, 7), (3, 2, 6, 4), (7, 7, 4, 9)]
 FAST = [32, 40, 72, 128]

@@ -53,17 +53,6 @@ static void add_extra(fa_call *call, const fa_tensor *t, uint32_t access)
     }
 }
 
-/* An array of (batch, heads, rows, width), contiguous. */
-static fa_tensor array(void *data, fa_dtype dtype, const fa_tensor *of,
-                       int64_t rows, int64_t width)
-{
-    return (fa_tensor){
-        .data = data,
-        .dtype = dtype,
-        .size = {of->size[0], of->size[1], rows, width},
-        .stride = {of->size[1] * rows * width, rows * width, width, 1}};
-}
-
 static void *place(void *workspace, size_t at)
 {
     return at == FA_NOWHERE ? NULL : (char *)workspace + at;
@@ -73,8 +62,8 @@ static void *place(void *workspace, size_t at)
 static void add_numbers(fa_call *call, const fa_problem *p, void *data,
                         int64_t count, uint32_t access)
 {
-    const fa_dtype dtype = p->q.dtype == FA_F64 ? FA_F64 : FA_F32;
-    const fa_tensor t = array(data, dtype, &p->q, p->q.size[2], count);
+    const fa_tensor t = fa_tensor_of_rows(data, fa_dtype_of_sums(p->q.dtype),
+                                          &p->q, p->q.size[2], count);
     add_extra(call, &t, access);
 }
 
@@ -94,8 +83,10 @@ static void add_arrays(fa_call *call, const fa_problem *p,
         void *const block = place(workspace, w->block_of[i]);
         void *const scale = scales ? place(workspace, w->scale_of[i]) : NULL;
         /* A fa_block is two words. */
-        const fa_tensor block_array = array(block, FA_F32, of[i], blocks, 2);
-        const fa_tensor scale_array = array(scale, FA_F32, of[i], rows, 1);
+        const fa_tensor block_array =
+            fa_tensor_of_rows(block, FA_F32, of[i], blocks, 2);
+        const fa_tensor scale_array =
+            fa_tensor_of_rows(scale, FA_F32, of[i], rows, 1);
         call->args.block_of[i] = block;
         call->args.scale_of[i] = scale;
         add_extra(call, &block_array, access);
@@ -152,16 +143,13 @@ static void fill_forward(fa_call *call, const fa_problem *p)
 }
 
 static void fill_prepare(fa_call *call, const fa_problem *p,
-                         const fa_gradients *g, uint32_t prepare, void *rows)
+                         const fa_gradients *g, const fa_step *step, void *rows)
 {
+    const uint32_t prepare = step->prepare;
     const bool makes_rows = (prepare & FA_SET_DOUT) != 0;
-    const int64_t queries = p->q.size[2];
-    const int64_t keys = p->k.size[2];
-    const int64_t longer = queries > keys ? queries : keys;
     add_tensors(call, p, g, makes_rows ? prepare | FA_SET_OUT : prepare, 0);
     call->args.prepare = prepare;
-    call->args.prepare_blocks =
-        (uint32_t)((longer + FA_BLOCK_ROWS - 1) / FA_BLOCK_ROWS);
+    call->args.prepare_blocks = step->grid[0] / FA_PREPARED;
     if (makes_rows) {
         if (g->dlse.data != NULL) {
             call->args.dlse = view_of(&g->dlse);
@@ -223,7 +211,7 @@ void fa_call_fill(const fa_problem *p, const fa_gradients *g,
         fill_forward(call, p);
         break;
     case FA_PREPARE:
-        fill_prepare(call, p, g, step->prepare, rows);
+        fill_prepare(call, p, g, step, rows);
         arrays = step->prepare;
         scales = true;
         access = FA_WRITE;

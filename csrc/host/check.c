@@ -264,11 +264,11 @@ static fa_status check_gradient(const char *name, const fa_tensor *t,
                                 fa_error *error)
 {
     fa_status status = FA_OK;
-    const bool is_short = of->dtype == FA_F16 || of->dtype == FA_BF16;
-    if (t->dtype != of->dtype && !(is_short && t->dtype == FA_F32)) {
+    const bool is_half = fa_dtype_is_half(of->dtype);
+    if (t->dtype != of->dtype && !(is_half && t->dtype == FA_F32)) {
         return fa_fail(error, FA_EINVAL,
                        "%s: expected dtype %s%s (as %s), got %s", name,
-                       fa_dtype_name(of->dtype), is_short ? " or float32" : "",
+                       fa_dtype_name(of->dtype), is_half ? " or float32" : "",
                        name + 1, fa_dtype_name(t->dtype));
     }
     if ((status = check_elements(name + 1, of, of->size[3], name, error)) !=
@@ -323,7 +323,7 @@ fa_status fa_check_backward(const fa_problem *p, const fa_gradients *g,
                             fa_error *error)
 {
     const int64_t widest = largest_dim(FA_BACKWARD_Q, p->q.dtype);
-    const fa_dtype sums = p->q.dtype == FA_F64 ? FA_F64 : FA_F32;
+    const fa_dtype sums = fa_dtype_of_sums(p->q.dtype);
     fa_tensor rows = p->q; /* of lse and dlse */
     fa_status status = FA_OK;
     rows.size[3] = 1;

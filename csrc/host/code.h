@@ -18,8 +18,8 @@ typedef struct fa_code_list {
 } fa_code_list;
 
 /* The kernel `variant` for `device`, loading code_dir's object for its
- * architecture and the variant's arithmetic on first use.  `arch` NULL asks the driver.  The device must
- * be current.  On failure *function is NULL. */
+ * architecture and the variant's arithmetic on first use.  `arch` NULL asks the
+ * driver.  The device must be current.  On failure *function is NULL. */
 fa_status fa_code_function(fa_code_list *list, const fa_driver *driver,
                            const char *code_dir, int device, const char *arch,
                            const fa_variant *variant, void **function,

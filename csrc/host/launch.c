@@ -87,7 +87,7 @@ static fa_status get_driver(fa_runtime *runtime, fa_backend backend,
     return FA_OK;
 }
 
-/* -- without kernels -------------------------------------------------------- */
+/* -- without kernels ------------------------------------------------------- */
 
 /* A fill knows no strides, so what it fills must be whole. */
 static fa_status fill_tensor(const fa_driver *driver, const fa_target *target,

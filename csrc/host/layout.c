@@ -111,16 +111,32 @@ void fa_tensor_like(const fa_tensor *like, int64_t head_dim, fa_tensor *out)
     }
 }
 
-/* -- the residue ------------------------------------------------------------ */
+void fa_gradients_like(const fa_problem *p, bool in_float, fa_gradients *g)
+{
+    fa_tensor_like(&p->q, p->q.size[3], &g->dq);
+    fa_tensor_like(&p->k, p->k.size[3], &g->dk);
+    fa_tensor_like(&p->v, p->v.size[3], &g->dv);
+    if (in_float && fa_dtype_is_half(p->q.dtype)) {
+        g->dq.dtype = g->dk.dtype = g->dv.dtype = FA_F32;
+    }
+}
+
+fa_tensor fa_tensor_of_rows(void *data, fa_dtype dtype, const fa_tensor *like,
+                            int64_t rows, int64_t width)
+{
+    const int64_t heads = like->size[1];
+    return (fa_tensor){
+        .data = data,
+        .dtype = dtype,
+        .size = {like->size[0], heads, rows, width},
+        .stride = {heads * rows * width, rows * width, width, 1}};
+}
+
+/* -- the residue ----------------------------------------------------------- */
 
 static int64_t query_rows(const fa_problem *p)
 {
     return p->q.size[0] * p->q.size[1] * p->q.size[2];
-}
-
-static bool keeps_out(const fa_problem *p)
-{
-    return p->q.dtype == FA_F16 || p->q.dtype == FA_BF16;
 }
 
 /* Where the second part begins, in floats. */
@@ -132,27 +148,17 @@ static int64_t out_lo_at(const fa_problem *p)
 int64_t fa_residue_floats(const fa_problem *p)
 {
     const int64_t elements = query_rows(p) * p->v.size[3];
-    return p->q.dtype == FA_F64 ? 0
-           : keeps_out(p)       ? out_lo_at(p) + (elements + 1) / 2
-                                : query_rows(p);
-}
-
-/* (B, H, Sq, width), contiguous. */
-static fa_tensor part(void *data, fa_dtype dtype, const fa_problem *p,
-                      int64_t width)
-{
-    const int64_t *q = p->q.size;
-    return (fa_tensor){.data = data,
-                       .dtype = dtype,
-                       .size = {q[0], q[1], q[2], width},
-                       .stride = {q[1] * q[2] * width, q[2] * width, width, 1}};
+    return p->q.dtype == FA_F64           ? 0
+           : fa_dtype_is_half(p->q.dtype) ? out_lo_at(p) + (elements + 1) / 2
+                                          : query_rows(p);
 }
 
 void fa_residue_parts(const fa_problem *p, fa_tensor *lse_lo, fa_tensor *out_lo)
 {
     float *const residue = p->q.dtype == FA_F64 ? NULL : p->out_lo;
-    const bool second = residue != NULL && keeps_out(p);
-    *lse_lo = part(residue, FA_F32, p, 1);
-    *out_lo = part(second ? residue + out_lo_at(p) : NULL, p->q.dtype, p,
-                   p->v.size[3]);
+    const bool second = residue != NULL && fa_dtype_is_half(p->q.dtype);
+    const int64_t rows = p->q.size[2];
+    *lse_lo = fa_tensor_of_rows(residue, FA_F32, &p->q, rows, 1);
+    *out_lo = fa_tensor_of_rows(second ? residue + out_lo_at(p) : NULL,
+                                p->q.dtype, &p->q, rows, p->v.size[3]);
 }

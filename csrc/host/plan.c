@@ -11,51 +11,15 @@
  *             bfloat16                    PREPARE q k v dout; KV and Q in fp16;
  *                                         the same in fp32 for what did not fit
  *
- * where strict bfloat16 goes as float32 does, KV is left out if neither dk
- * nor dv is wanted, and Q if dq is not.
+ * where strict bfloat16 goes as float32 does, and so does float16 with few
+ * channels (own_arith); KV is left out if neither dk nor dv is wanted, and Q
+ * if dq is not.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "host/plan.h"
 
 #include <assert.h>
 #include <stdio.h>
-#include <string.h>
-
-const fa_variant fa_variants[FA_VARIANT_COUNT] = {
-#define FA_VARIANT(symbol, pass, arith, reads, dim, level, rows, steps, \
-                   threads, lds_bytes)                                  \
-    {#symbol, pass, arith, reads, dim, level, rows, steps, threads, lds_bytes},
-#include "kernels/variants.def"
-#undef FA_VARIANT
-};
-
-const char *fa_dtype_name(fa_dtype dtype)
-{
-    static const char *const names[] = {"float16", "bfloat16", "float32",
-                                        "float64"};
-    assert((size_t)dtype < sizeof names / sizeof names[0]);
-    return names[dtype];
-}
-
-size_t fa_dtype_bytes(fa_dtype dtype)
-{
-    return dtype == FA_F64 ? 8 : dtype == FA_F32 ? 4 : 2;
-}
-
-const char *fa_pass_name(fa_pass pass)
-{
-    static const char *const names[] = {"forward", "prepare", "backward_kv",
-                                        "backward_q"};
-    assert((size_t)pass < sizeof names / sizeof names[0]);
-    return names[pass];
-}
-
-const char *fa_level_name(fa_level level)
-{
-    static const char *const names[] = {"plain"};
-    assert((size_t)level < sizeof names / sizeof names[0]);
-    return names[level];
-}
 
 /* -- the choice ------------------------------------------------------------ */
 
@@ -142,13 +106,13 @@ static size_t reserve(fa_workspace *w, int64_t count, size_t bytes)
     return at;
 }
 
-/* Places the numbers of queries if wanted, and for the tensors of these FA_SET_*
- * the arrays. */
+/* Places the numbers of queries if wanted, and the arrays of the tensors in
+ * these sets (FA_SET_*). */
 static fa_status lay_out(const fa_problem *p, bool numbers, uint32_t scales,
                          uint32_t blocks, fa_workspace *w, fa_error *error)
 {
     const fa_tensor *const rows_of[FA_PREPARED] = {&p->q, &p->k, &p->v, &p->q};
-    const size_t number_bytes = p->q.dtype == FA_F64 ? 8 : 4;
+    const size_t number_bytes = fa_dtype_bytes(fa_dtype_of_sums(p->q.dtype));
     w->bytes = 0;
     w->rows = FA_NOWHERE;
     if (numbers) {

@@ -12,6 +12,10 @@ extern const char *const fa_axes[4];
 
 bool fa_tensor_is_empty(const fa_tensor *t);
 
+/* (batch and heads of `like`, rows, width), contiguous. */
+fa_tensor fa_tensor_of_rows(void *data, fa_dtype dtype, const fa_tensor *like,
+                            int64_t rows, int64_t width);
+
 /* -- check.c --------------------------------------------------------------- */
 
 fa_status fa_check_forward(const fa_problem *problem, fa_error *error);

@@ -75,6 +75,10 @@ enum {
     FA_ROW_NUMBERS
 };
 
+/* What rounding takes from an fp16 is at most 16, and most of it would lie below
+ * the smallest fp16 where the number itself is small. */
+#define FA_LOW_SCALE 0x1p11f
+
 /* What FA_PREPARE finds out about 64 rows of one head of a tensor. */
 typedef struct fa_block {
     float norm;         /* the largest sum of squares of a row */
@@ -94,7 +98,8 @@ typedef struct fa_args {
     fa_view dv;     /* (B, Hk, Sk, Dv); data NULL: not wanted */
     fa_view dlse;   /* (B, H, Sq, 1); data NULL: zero */
     fa_view out_lo; /* (B, H, Sq, Dv), of 16-bit types: what rounding took from
-                     * out; data NULL: not wanted, or not known */
+                     * out, of fp16 times FA_LOW_SCALE; data NULL: not wanted,
+                     * or not known */
     void *lse;      /* (B, H, Sq) contiguous, natural logarithm; float, or
                      * double where q is */
     float *lse_lo; /* (B, H, Sq) contiguous: what rounding took from lse, unless

@@ -20,9 +20,12 @@
  *         P is fp16 times 2^12, and dS fp16 times a power of two that follows
  *         from the norms of dO's and V's rows (|P (dP - delta)| is at most
  *         half their product, so it never overflows); see FA_EVENS_OUT.
+ * Units   base 2 as in forward.h, without a running maximum: PREPARE made
+ *         shift and bias of the LSE.  dLSE is in delta.
  * Grid    FA_BACKWARD_KV: x = ceil(Sk / ROWS), y = Hk, z = B.
  *         FA_BACKWARD_Q: x = ceil(Sq / ROWS) from the last tile, y = H, z = B.
  * Needs   FA_PREPARE: rows, and for fp16 operands block_of V and dO.
+ * Lanes   256; product.h.
  * LDS     chunks of A and B (or in turn, if they have several), a chunk of X
  *         or Y, shares of P or dS, numbers of 64 walked rows.
  * Edges   Rows past the end are zero and are not stored.  A query that sees
@@ -30,6 +33,9 @@
  *         key that a row cannot see does not reach dQ.
  * Order   walked rows ascend inside one workgroup, no atomics: repeats bit for
  *         bit.
+ * Error   of each gradient at most 2x PyTorch's math path in the same type,
+ *         against exact arithmetic; exceptions and observed figures:
+ *         docs/accuracy.md.
  * Source  FlashAttention-2, arXiv 2307.08691, algorithm 2.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
@@ -38,8 +44,6 @@
 
 #include "gradient.h"
 #include "step.h"
-
-/* -- the kernel ------------------------------------------------------------ */
 
 /* dQ has one set of sums, so registers to fetch owned rows early. */
 #define FA_BACKWARD_BASE(KIND, DIM, OWN, PASS)               \
@@ -133,11 +137,12 @@ fa_store_gradient(fa_args_in a, int view, uint32_t set, uint32_t place,
 
 /* The dS of a query cancel in their sum, and in dQ for what its keys have in
  * common.  As they come, rounded to fp16 and with a delta of rounded numbers,
- * they do not; so what their sum lacks is added in the end, spread over the
- * row's keys in the first tile, times 2^12 because it is so small.  fp64 has no
- * lse_lo that would tell whether these are all the keys of the row. */
+ * they do not; so what their sum lacks is added in the end, in one more step
+ * over the first tile, to each key by its weight: a key of no weight may be of
+ * any size.  In fp16 times 2^10, because it is so small.  fp64 has no lse_lo
+ * that would tell whether these are all the keys of the row. */
 #define FA_EVENS_OUT(KIND, PASS) ((KIND) != FA_F64 && (PASS) == FA_BACKWARD_Q)
-#define FA_EVEN_SCALE 0x1p12f
+#define FA_EVEN_SCALE(KIND) (FA_IS_HALF(KIND) ? 0x1p10f : 1.0f)
 
 /* What a workgroup knows of itself while it walks. */
 template <int KIND, int DIM, int OWN, int PASS> struct fa_walk {
@@ -153,13 +158,48 @@ template <int KIND, int DIM, int OWN, int PASS> struct fa_walk {
     bool with_second;
 };
 
-/* P and dS of one step, from its two products. */
+/* FA_EVENS_OUT: instead of dP, what makes of P the part of each key. */
+template <int KIND, int DIM, int OWN, int PASS>
+static FA_DEVICE void fa_even_out(fa_walk<KIND, DIM, OWN, PASS> *walk,
+                                  const float p[OWN][FA_WALKED],
+                                  float dp[OWN][FA_WALKED], int keys)
+{
+    const float whole = FA_IS_HALF(KIND) ? FA_P_SCALE : 1.0f;
+    /* A quarter of a tile's usual part: of rows that look elsewhere the first
+     * tile's keys must not get more than their weights are worth. */
+    float least = whole * 16.0f / (float)(keys + FA_WALK - 1);
+
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        float due = walk->own.of[FA_DS_SUM][i] * walk->lift * whole;
+        float all = (due - fa_sum8(walk->sum[i])) * FA_EVEN_SCALE(KIND);
+        float weight = 0.0f;
+#pragma unroll
+        for (int j = 0; j < FA_WALKED; j++) {
+            weight += p[i][j];
+        }
+        weight = fa_sum8(weight);
+        float each = due == due ? all / fa_max(weight, least) : 0.0f;
+#pragma unroll
+        for (int j = 0; j < FA_WALKED; j++) {
+            dp[i][j] = each;
+        }
+        if constexpr (FA_IS_HALF(KIND)) {
+#pragma unroll
+            for (int e = 0; e < DIM / 8; e++) {
+                walk->first_sum[i][e] *= FA_EVEN_SCALE(KIND);
+            }
+        }
+    }
+}
+
+/* P and dS of one step, from its two products; or what is added to dS. */
 template <int KIND, int DIM, int OWN, int PASS>
 static FA_DEVICE void
 fa_weigh(fa_walk<KIND, DIM, OWN, PASS> *walk, FA_NUMBER(KIND) s[OWN][FA_WALKED],
          FA_NUMBER(KIND) dp[OWN][FA_WALKED], fa_weights<KIND> p[OWN],
          fa_weights<KIND> ds[OWN], fa_args_in a, fa_lds lds, int first,
-         int walked, bool masked, uint32_t tid)
+         int walked, bool masked, bool evening, uint32_t tid)
 {
     typedef fa_backward_layout<KIND, DIM, OWN, PASS> L;
     fa_lds area = lds + L::AREA_AT;
@@ -176,47 +216,26 @@ fa_weigh(fa_walk<KIND, DIM, OWN, PASS> *walk, FA_NUMBER(KIND) s[OWN][FA_WALKED],
         fa_mask_products<KIND, OWN, PASS>(s, dp, fa_again(a), first, walked,
                                           tid);
     }
+    float lift = walk->lift;
+    if constexpr (FA_EVENS_OUT(KIND, PASS)) {
+        if (evening) {
+            fa_even_out(walk, s, dp, a->seqlen_k);
+            lift = 1.0f;
+        }
+    }
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
 #pragma unroll
         for (int j = 0; j < FA_WALKED; j++) {
             dp[i][j] *= s[i][j];
             if constexpr (FA_IS_HALF(KIND)) {
-                dp[i][j] *= walk->lift;
+                dp[i][j] *= lift;
             }
         }
         fa_set_weights<KIND>(&p[i], s[i]);
         fa_set_weights<KIND>(&ds[i], dp[i]);
         if constexpr (FA_EVENS_OUT(KIND, PASS)) {
             walk->sum[i] = fa_add_weights<KIND>(walk->sum[i], &ds[i]);
-        }
-    }
-}
-
-/* FA_EVENS_OUT: the weights of the first tile's keys, and sums to match. */
-template <int KIND, int DIM, int OWN, int PASS>
-static FA_DEVICE void fa_even_out(fa_walk<KIND, DIM, OWN, PASS> *walk,
-                                  fa_weights<KIND> ds[OWN], fa_args_in a,
-                                  int first, uint32_t tid)
-{
-#pragma unroll
-    for (int i = 0; i < OWN; i++) {
-        int last = fa_last_key(a, first + fa_own_row(OWN, tid, i));
-        int keys = fa_min_int(last + 1, FA_WALK);
-        float due = walk->own.of[FA_DS_SUM][i] * walk->lift *
-                    (FA_IS_HALF(KIND) ? 0x1p12f : 1.0f);
-        bool known = due == due && keys > 0;
-        float all = (due - fa_sum8(walk->sum[i])) * FA_EVEN_SCALE;
-        float each = known ? all / (float)keys : 0.0f;
-        float x[FA_WALKED];
-#pragma unroll
-        for (int j = 0; j < FA_WALKED; j++) {
-            x[j] = (int)(tid & 7) + 8 * j < keys ? each : 0.0f;
-        }
-        fa_set_weights<KIND>(&ds[i], x);
-#pragma unroll
-        for (int e = 0; e < DIM / 8; e++) {
-            walk->first_sum[i][e] *= FA_EVEN_SCALE;
         }
     }
 }
@@ -232,13 +251,13 @@ fa_store_sums(fa_args_in a, const fa_walk<KIND, DIM, OWN, PASS> *walk,
     FA_NUMBER(KIND) second_factor = 1;
 
     if constexpr (FA_IS_HALF(KIND)) {
-        const float weight = 0x1p-12f;
+        const float weight = 1.0f / FA_P_SCALE;
         first_factor = first_factor * weight * fa_inverse_power(walk->lift) *
                        fa_inverse_power(walk->x_scale);
         second_factor = weight * fa_inverse_power(walk->y_scale);
     }
     if (FA_EVENS_OUT(KIND, PASS)) {
-        first_factor *= (FA_NUMBER(KIND))(1.0f / FA_EVEN_SCALE);
+        first_factor *= (FA_NUMBER(KIND))(1.0f / FA_EVEN_SCALE(KIND));
     }
     if (walk->with_second) {
         fa_store_gradient<KIND, DIM, OWN, L::LDS_BYTES>(
@@ -324,6 +343,7 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
             fa_settle<L>(lds + L::B_AT, &staged, a, &tile_b, tid);
         }
     }
+    bool evening = false; /* FA_EVENS_OUT: in the step behind the last one */
     for (int t = range.begin; t < range.end;) {
         int at = t * FA_WALK;
         bool active = t >= range.wave_begin && t < range.wave_end;
@@ -340,8 +360,9 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
 
         /* S = A X^T, dP - delta = B Y^T - delta */
         fa_clear_products<OWN>(s);
-        fa_set_next(&next, walk.with_first ? FA_ROWS_OF : FA_COLUMNS_OF, &y,
-                    &tile_b);
+        fa_set_next(&next,
+                    walk.with_first && !evening ? FA_ROWS_OF : FA_COLUMNS_OF,
+                    evening ? &x : &y, &tile_b);
         fa_walk_rows<L>(s, a, a->head_dim, lds, lds, &tile_a, &x, walked,
                         FA_WALKED_ARRAYS(KIND, PASS), &staged, &next, active,
                         &tid);
@@ -350,7 +371,7 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
             fa_take<KIND, OWN, PASS>(dp, FA_DELTA, &walk.own, lds + L::AREA_AT,
                                      tid);
         }
-        if (walk.with_first) {
+        if (walk.with_first && !evening) {
             fa_set_next(&next, FA_COLUMNS_OF, walk.with_second ? &y : &x,
                         &tile_b);
             fa_walk_rows<L>(dp, a, a->head_dim_v, lds + L::B_AT, lds, &tile_b,
@@ -360,7 +381,7 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
          * products and weights in registers of their own. */
         a = fa_again(a);
         bool masked = !fa_all_seen<PASS>(a, wave_first, WAVE_ROWS, at);
-        fa_weigh(&walk, s, dp, p, ds, a, lds, first, at, masked, tid);
+        fa_weigh(&walk, s, dp, p, ds, a, lds, first, at, masked, evening, tid);
 
         int coming = t + 1;
         uint32_t coming_place = walk_place;
@@ -369,10 +390,13 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
             coming = heads > 0 ? range.begin : range.end;
             coming_place = walk_place + 1;
         }
+        bool was_even = evening;
+        if (FA_EVENS_OUT(KIND, PASS)) {
+            evening = coming == range.end && !was_even;
+            coming = evening ? 0 : was_even ? range.end : coming;
+        }
         bool is_last = coming == range.end;
-        int form = !is_last                   ? FA_ROWS_OF
-                   : FA_EVENS_OUT(KIND, PASS) ? FA_COLUMNS_OF
-                                              : FA_NOTHING;
+        int form = is_last ? FA_NOTHING : FA_ROWS_OF;
         fa_tile after = fa_tile_of(FA_X_AT(PASS), coming_place,
                                    is_last ? 0 : coming * FA_WALK, 0);
         if (walk.with_second) { /* dV += P^T dO */
@@ -395,18 +419,6 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
         walk_place = coming_place;
     }
     a = fa_again(a);
-    if constexpr (FA_EVENS_OUT(KIND, PASS)) {
-        if (range.begin < range.end) {
-            fa_weights<KIND> ds[OWN];
-            fa_tile x = fa_tile_of(FA_X_AT(PASS), walk_place, 0, 0);
-            fa_next next;
-            fa_even_out(&walk, ds, a, first, tid);
-            fa_set_next(&next, FA_NOTHING, &x, &tile_a);
-            fa_walk_columns<L>(walk.first_sum, ds, a, lds, &x, walk.x_scale,
-                               fa_common_tiles(a, first, ROWS) == 0, &staged,
-                               &next, range.wave_begin < range.wave_end, &tid);
-        }
-    }
     fa_store_sums(fa_again(a), &walk, own_place, first, lds, tid);
 }
 

@@ -4,11 +4,11 @@
  * bf16 fits if every row spans at most 28 binades from its largest element to
  * its smallest (so that a power of two makes it exact in fp16, whether or not
  * dot2 flushes denormals), the elements of tensors that are summed over, or
- * that bound dS, do so together, and all are between 2^-40 and 2^50, so that
- * products of scales stay in range.  A workgroup whose data do not fit leaves; the
- * kernel that computes in fp32 is launched behind, asks the same question and
- * runs for those alone.  Both must see it for the same rows, so owned rows are
- * looked at 128 at a time.
+ * that bound dS, do so together, and the largest of each tensor is between
+ * 2^-40 and 2^50, so that products of scales stay in range.  A workgroup whose
+ * data do not fit leaves; the kernel that computes in fp32 is launched behind,
+ * asks the same question and runs for those alone.  Both must see it for the
+ * same rows, so owned rows are looked at 128 at a time.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #ifndef FA_KERNELS_FIT_H

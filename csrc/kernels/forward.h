@@ -38,10 +38,6 @@
 #include "step.h"
 #include "store.h"
 
-/* P is at most 2^12: far from fp16's largest value, and its smallest normal
- * number is then 2^-26 of the row's largest weight. */
-#define FA_P_LOG2(KIND) (FA_IS_HALF(KIND) ? 12.0f : 0.0f)
-
 /* From here on the rounding of the exponent bias, P_LOG2 - m * scale_log2,
  * would move P by more than fp16 can tell, in the end out of its range; the
  * maximum is then subtracted from the scores first.  For fp32 it always is. */
@@ -304,6 +300,7 @@ fa_store_rows(fa_args_in a, const fa_rows<KIND, DIM, OWN> *rows, int first,
     /* The same code for both, because it is long. */
 #pragma unroll 1
     for (int part = 0; part < parts; part++) {
+        number lift = fa_stored_of<KIND>(a) == FA_F16 ? FA_LOW_SCALE : 1.0f;
         fa_output out =
             fa_output_of(a, part == 0 ? FA_VIEW(out) : FA_VIEW(out_lo), wide,
                          fa_stored_of<KIND>(a), batch, head, a->head_dim_v);
@@ -320,6 +317,7 @@ fa_store_rows(fa_args_in a, const fa_rows<KIND, DIM, OWN> *rows, int first,
                 }
                 x[e] -=
                     part == 0 ? (number)0 : fa_rounded<KIND>(out.stored, x[e]);
+                x[e] *= part == 0 ? (number)1 : lift;
             }
             if (!out.wide) {
                 fa_store_narrow<KIND, DIM, LDS_BYTES>(

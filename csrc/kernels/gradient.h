@@ -7,9 +7,6 @@
 #include "fit.h"
 #include "store.h"
 
-/* P is at most 1, so at most 2^12 as a weight. */
-#define FA_WEIGHT_LOG2(KIND) (FA_IS_HALF(KIND) ? 12.0f : 0.0f)
-
 /* Which tensor takes which part. */
 #define FA_A_AT(PASS) ((PASS) == FA_BACKWARD_KV ? FA_K_AT : FA_Q_AT)
 #define FA_B_AT(PASS) ((PASS) == FA_BACKWARD_KV ? FA_V_AT : FA_DOUT_AT)
@@ -33,7 +30,7 @@ static FA_DEVICE FA_NUMBER(KIND)
                     a->rows)[(start + valid) * FA_ROW_NUMBERS + which];
 
     if (which == FA_BIAS) {
-        x += (number)FA_WEIGHT_LOG2(KIND);
+        x += (number)FA_P_LOG2(KIND);
     }
     return row < a->seqlen_q  ? x
            : which == FA_BIAS ? (number)-FA_INFINITY

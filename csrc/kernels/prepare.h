@@ -12,6 +12,9 @@
  * Grid    x = 4 * prepare_blocks, tensor after tensor; y = H; z = B.
  *         Workgroups without rows leave at once.
  * Lanes   8 lanes share a row, 32 rows at a time.
+ * LDS     128 bytes, for maxima over the workgroup; fp64 needs none.
+ * Edges   Rows past the end count for nothing.  A row with NaN or Inf is left
+ *         out of the norms, NaN and Inf out of the exponents.
  * Order   fixed, no atomics: repeats bit for bit.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
@@ -52,6 +55,7 @@ typedef struct fa_row {
     int64_t x_channel; /* strides in elements */
     int64_t out_channel;
     int64_t low_channel;
+    float low_scale; /* undoes FA_LOW_SCALE */
     int channels;
     int stored;
     bool exact;
@@ -128,7 +132,8 @@ static FA_DEVICE void fa_look_wide(const fa_row *row, fa_extent *e,
                 fa_take_element<Number>(
                     e, delta, fa_element_of<Number>(x, n, row->stored),
                     fa_element_of<Number>(out, n, row->stored) +
-                        fa_element_of<Number>(low, n, row->stored),
+                        fa_element_of<Number>(low, n, row->stored) *
+                            (Number)row->low_scale,
                     row);
             }
         }
@@ -162,7 +167,8 @@ static FA_DEVICE void fa_look_narrow(const fa_row *row, fa_extent *e,
         }
         if (row->out_lo != nullptr) {
             out += fa_any_element<Number>(row->out_lo, d * row->low_channel,
-                                          row->stored);
+                                          row->stored) *
+                   (Number)row->low_scale;
         }
         fa_take_element<Number>(e, delta, x, out, row);
     }
@@ -281,6 +287,7 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
         from.stored = stored;
         from.exact = exact;
         from.low_channel = a->out_lo.stride[3];
+        from.low_scale = stored == FA_F16 ? 1.0f / FA_LOW_SCALE : 1.0f;
         if (which == FA_DOUT_AT) {
             from.out = fa_row_at(&a->out, batch, head, r, bytes);
             if (!IS_DOUBLE && a->out_lo.data != nullptr) {

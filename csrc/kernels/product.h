@@ -6,7 +6,7 @@
  * leave their 8 lanes, so wave32 and wave64 run the same code.
  *
  * fa_multiply_rows   S[i][j] += own row . walked row
- * fa_add_columns     A[i][.] += sum over the step's rows of weight * row
+ * fa_add_share       A[i][.] += sum over rows of a share of weight * row
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #ifndef FA_KERNELS_PRODUCT_H
@@ -25,10 +25,9 @@ template <int KIND, int DIM, int OWN> struct fa_shape {
         CHUNK = FA_CHUNK_BYTES / FA_OPERAND(KIND), /* channels */
         CHUNKS = (DIM + CHUNK - 1) / CHUNK,
         OWN_BYTES = ROWS * FA_CHUNK_BYTES,
-        CHANNELS = DIM / 8,                      /* of a sum, in one lane */
-        GROUP = KIND == FA_F64 ? 2 : 4,          /* neighbours among them */
-        GROUPS = CHANNELS / GROUP,               /* 8 * GROUP channels apart */
-        PAIRS = FA_WALKED / 8 * FA_SHARES(KIND), /* shares of a lane's row */
+        CHANNELS = DIM / 8,             /* of a sum, in one lane */
+        GROUP = KIND == FA_F64 ? 2 : 4, /* neighbours among them */
+        GROUPS = CHANNELS / GROUP,      /* 8 * GROUP channels apart */
         SHARE_AREA = FA_THREADS * 8 * OWN
     };
 };
@@ -123,6 +122,11 @@ static FA_DEVICE void fa_multiply_chunk(FA_NUMBER(KIND) s[OWN][FA_WALKED],
 }
 
 /* -- weights --------------------------------------------------------------- */
+
+/* Of an fp16 weight: P is at most 1, so 2^12 P is far from fp16's largest
+ * value, and its smallest normal number is then 2^-26. */
+#define FA_P_LOG2(KIND) (FA_IS_HALF(KIND) ? 12.0f : 0.0f)
+#define FA_P_SCALE 0x1p12f
 
 /* A lane's weights of one owned row, as its neighbours need them: fp16 in
  * pairs of rows 8 apart, others as they are. */

@@ -197,7 +197,7 @@ static FA_DEVICE u32x4 fa_load_narrow(const fa_matrix *x, const fa_steps *steps,
 /* Two bf16 times a power of two, as a pair of fp16. */
 static FA_DEVICE uint32_t fa_scale_pair(uint32_t x, float scale)
 {
-    return fa_pack_exact(fa_bits<float>(x << 16) * scale,
+    return fa_pack_exact(fa_bf16_to_float(x) * scale,
                          fa_bits<float>(x & 0xffff0000) * scale);
 }
 

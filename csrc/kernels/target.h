@@ -199,7 +199,7 @@ template <int STEP> static FA_DEVICE float fa_swap8(float x)
                                            0xf, 0xf, true));
 }
 
-/* The three below are single instructions, 1 ulp. */
+/* This and fa_log2 are single instructions, 1 ulp. */
 static FA_DEVICE float fa_exp2(float x)
 {
 #if __has_builtin(__builtin_amdgcn_exp2f)
@@ -220,11 +220,6 @@ static FA_DEVICE float fa_log2(float x)
     asm("v_log_f32 %0, %1" : "=v"(y) : "v"(x));
     return y;
 #endif
-}
-
-static FA_DEVICE float fa_rcp(float x)
-{
-    return __builtin_amdgcn_rcpf(x);
 }
 
 /* a.low * b.low + a.high * b.high + c for pairs of fp16, c in fp32. */
@@ -413,13 +408,6 @@ static FA_DEVICE float fa_log2(float x)
 {
     float y;
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-static FA_DEVICE float fa_rcp(float x)
-{
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 

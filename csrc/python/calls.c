@@ -13,8 +13,8 @@
  *                out_stride, dout_stride, dlse_stride,
  *                dq_stride, dk_stride, dv_stride, scale, causal):
  *       "The ops on addresses, for kernels registered from Python; an address
- *        0 is an absent tensor, that of out_lo (fa.h: the residue) a multiple of
- *        16.  Raise RuntimeError."
+ *        0 is an absent tensor, that of out_lo (fa.h: the residue) a multiple
+ *        of 16.  Raise RuntimeError."
  *   def workspace(dtype, q_size, k_size, v_size, wanted) -> int:
  *       "The bytes that the forward (wanted 0) or the backward needs.  Raises
  *        RuntimeError."
@@ -185,18 +185,12 @@ PyObject *fa_module_forward(PyObject *module, PyObject *const *args,
 static void shape_gradients(const fa_problem *p, bool grads_fp32,
                             fa_gradients *g)
 {
-    const bool is_short = p->q.dtype == FA_F16 || p->q.dtype == FA_BF16;
     fa_tensor_like(&p->out, p->out.size[3], &g->dout);
     g->dlse = (fa_tensor){
-        .dtype = p->q.dtype == FA_F64 ? FA_F64 : FA_F32,
+        .dtype = fa_dtype_of_sums(p->q.dtype),
         .size = {p->q.size[0], p->q.size[1], p->q.size[2], 1},
     };
-    fa_tensor_like(&p->q, p->q.size[3], &g->dq);
-    fa_tensor_like(&p->k, p->k.size[3], &g->dk);
-    fa_tensor_like(&p->v, p->v.size[3], &g->dv);
-    if (grads_fp32 && is_short) {
-        g->dq.dtype = g->dk.dtype = g->dv.dtype = FA_F32;
-    }
+    fa_gradients_like(p, grads_fp32, g);
 }
 
 PyObject *fa_module_backward(PyObject *module, PyObject *const *args,

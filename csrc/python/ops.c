@@ -25,16 +25,6 @@ static const char bwd_schema[] =
 
 static bool registered_ops;
 
-static fa_dtype sums_dtype(fa_dtype dtype)
-{
-    return dtype == FA_F64 ? FA_F64 : FA_F32;
-}
-
-static bool is_short(fa_dtype dtype)
-{
-    return dtype == FA_F16 || dtype == FA_BF16;
-}
-
 /* -- the forward ----------------------------------------------------------- */
 
 /* The arguments' places on the stack, and the results'. */
@@ -51,7 +41,7 @@ static fa_status allocate_outputs(fa_problem *p, bool needs_grad,
                                   fa_torch_tensor results[FWD_RESULTS],
                                   fa_error *error)
 {
-    const fa_dtype sums = sums_dtype(p->q.dtype);
+    const fa_dtype sums = fa_dtype_of_sums(p->q.dtype);
     const int64_t floats = needs_grad ? fa_residue_floats(p) : 0;
     fa_status status =
         fa_torch_new_like("out", on, &p->out, &results[FWD_OUT], error);
@@ -134,7 +124,7 @@ static fa_status parse_lse(fa_torch_tensor from, fa_problem *p,
                            const fa_torch_device *on, fa_error *error)
 {
     static const char *const axes[] = {"batch", "head", "row"};
-    const fa_dtype dtype = sums_dtype(p->q.dtype);
+    const fa_dtype dtype = fa_dtype_of_sums(p->q.dtype);
     fa_torch_device other;
     fa_tensor lse;
     int64_t expected = 1;
@@ -259,12 +249,7 @@ static fa_status parse_backward(const uint64_t *stack, fa_problem *p,
     /* One that does not fit must not turn into something legal. */
     g->wanted =
         wanted < 0 || wanted > UINT32_MAX ? UINT32_MAX : (uint32_t)wanted;
-    fa_tensor_like(&p->q, p->q.size[3], &g->dq);
-    fa_tensor_like(&p->k, p->k.size[3], &g->dk);
-    fa_tensor_like(&p->v, p->v.size[3], &g->dv);
-    if (grads_fp32 && is_short(p->q.dtype)) {
-        g->dq.dtype = g->dk.dtype = g->dv.dtype = FA_F32;
-    }
+    fa_gradients_like(p, grads_fp32, g);
     return FA_OK;
 }
 

@@ -3,10 +3,14 @@
  *   ctest FAKES SCRATCH CODE_DIR SIM [PART_OF_A_NAME]
  *
  * SPDX-License-Identifier: BSD-3-Clause */
+#define _POSIX_C_SOURCE 200809L
+#include "fake_runtime.h"
 #include "test.h"
 
+#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 void test_one(test_run *run, const char *name, void (*function)(test_run *))
@@ -91,10 +95,51 @@ fa_gradients test_gradients(const fa_problem *p, uint32_t wanted)
     fa_tensor_like(&p->out, p->out.size[3], &g.dout);
     test_contiguous(&g.dlse, p->q.size[0], p->q.size[1], p->q.size[2], 1);
     g.dlse.dtype = p->q.dtype == FA_F64 ? FA_F64 : FA_F32;
-    fa_tensor_like(&p->q, p->q.size[3], &g.dq);
-    fa_tensor_like(&p->k, p->k.size[3], &g.dk);
-    fa_tensor_like(&p->v, p->v.size[3], &g.dv);
+    fa_gradients_like(p, false, &g);
     return g;
+}
+
+fa_plan test_plan_forward(test_run *run, const fa_problem *p)
+{
+    fa_plan plan;
+    fa_error error = {"(no error)"};
+    if (!CHECK(run, fa_plan_forward(p, &plan, &error) == FA_OK)) {
+        CHECK_TEXT(run, error.text, "(no error)");
+    }
+    return plan;
+}
+
+fa_plan test_plan_backward(test_run *run, const fa_problem *p,
+                           const fa_gradients *g)
+{
+    fa_plan plan;
+    fa_error error = {"(no error)"};
+    if (!CHECK(run, fa_plan_backward(p, g, &plan, &error) == FA_OK)) {
+        CHECK_TEXT(run, error.text, "(no error)");
+    }
+    return plan;
+}
+
+void test_why(test_run *run, const fa_plan *plan, const char *why)
+{
+    char text[FA_WHY_CHARS];
+    fa_plan_why(plan, text);
+    CHECK_TEXT(run, text, why);
+    CHECK(run, strlen(text) == strlen(why));
+}
+
+void *test_load_fake(test_run *run, const char *name, fake_state **state)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", run->fakes, name);
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!CHECK(run, library != NULL)) {
+        abort(); /* the tests were not built as their Makefile does */
+    }
+    *state = dlsym(library, "fake");
+    memset(*state, 0, sizeof **state);
+    (*state)->device_count = 2;
+    return library;
 }
 
 bool test_fast_bf16(test_run *run)

@@ -47,6 +47,19 @@ void test_head_dim_v(fa_problem *p, int64_t dim);
 /* Gradients as the op makes them, dout like out, no dlse. */
 fa_gradients test_gradients(const fa_problem *p, uint32_t wanted);
 
+/* The plan of a problem that must be legal. */
+fa_plan test_plan_forward(test_run *run, const fa_problem *p);
+fa_plan test_plan_backward(test_run *run, const fa_problem *p,
+                           const fa_gradients *g);
+/* That fa_plan_why() says exactly this. */
+void test_why(test_run *run, const fa_plan *plan, const char *why);
+
+/* Loads a copy of the fake runtime, as PyTorch would the real one, with two
+ * devices and all else 0. */
+struct fake_state;
+void *test_load_fake(test_run *run, const char *name,
+                     struct fake_state **state);
+
 /* Whether there are kernels that take bfloat16 through fp16; skips the test if
  * not. */
 bool test_fast_bf16(test_run *run);

@@ -11,21 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Loads a copy of the fake runtime, as PyTorch would the real one. */
-static void *load_fake(test_run *run, const char *name, fake_state **state)
-{
-    char path[4096];
-    snprintf(path, sizeof path, "%s/%s", run->fakes, name);
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!CHECK(run, library != NULL)) {
-        abort(); /* the tests were not built as their Makefile does */
-    }
-    *state = dlsym(library, "fake");
-    memset(*state, 0, sizeof **state);
-    (*state)->device_count = 2;
-    return library;
-}
-
 static fa_driver *open_driver(test_run *run, fa_backend backend,
                               const char *library)
 {
@@ -77,7 +62,7 @@ static void each_backend_names_the_very_function_that_is_missing(test_run *run)
 {
     char path[4096];
     fake_state *state = NULL;
-    void *library = load_fake(run, "libamdhip64.so.partial", &state);
+    void *library = test_load_fake(run, "libamdhip64.so.partial", &state);
     snprintf(path, sizeof path, "%s/libamdhip64.so.partial", run->fakes);
     check_open_fails(run, FA_HIP, "",
                      "libamdhip64: expected it to export hipMemsetD32Async");
@@ -89,7 +74,7 @@ static void each_backend_names_the_very_function_that_is_missing(test_run *run)
 static void the_loaded_copy_of_hip_is_found_and_no_second_one(test_run *run)
 {
     fake_state *state = NULL;
-    void *library = load_fake(run, "libamdhip64.so.6", &state);
+    void *library = test_load_fake(run, "libamdhip64.so.6", &state);
     fa_driver *driver = open_driver(run, FA_HIP, "");
     CHECK(run, dlsym(driver->library, "fake") == state);
     fa_driver_close(driver);
@@ -109,7 +94,7 @@ static void check_arch(test_run *run, fa_driver *driver, const char *expected)
 static void the_architecture_is_read_from_either_layout(test_run *run)
 {
     fake_state *state = NULL;
-    void *library = load_fake(run, "libamdhip64.so.6", &state);
+    void *library = test_load_fake(run, "libamdhip64.so.6", &state);
     fa_driver *driver = open_driver(run, FA_HIP, "");
     char arch[FA_ARCH_CHARS];
     fa_error error;
@@ -135,7 +120,7 @@ static void the_architecture_is_read_from_either_layout(test_run *run)
 static void hip_restores_the_callers_device(test_run *run)
 {
     fake_state *state = NULL;
-    void *library = load_fake(run, "libamdhip64.so.6", &state);
+    void *library = test_load_fake(run, "libamdhip64.so.6", &state);
     fa_driver *driver = open_driver(run, FA_HIP, "");
     fa_scope scope;
     fa_error error;
@@ -154,7 +139,7 @@ static void hip_restores_the_callers_device(test_run *run)
 static void cuda_restores_the_callers_context(test_run *run)
 {
     fake_state *state = NULL;
-    void *library = load_fake(run, "libcuda.so.1", &state);
+    void *library = test_load_fake(run, "libcuda.so.1", &state);
     fa_driver *driver = open_driver(run, FA_STANDIN, "");
     fa_scope scope;
     fa_error error;
@@ -227,9 +212,9 @@ static void fills_store_elements_of_two_four_and_eight_bytes(test_run *run)
 {
     char path[4096];
     fake_state *state = NULL;
-    void *hip = load_fake(run, "libamdhip64.so.6", &state);
-    void *cuda = load_fake(run, "libcuda.so.1", &state);
-    void *sim = load_fake(run, "libfakesim.so", &state);
+    void *hip = test_load_fake(run, "libamdhip64.so.6", &state);
+    void *cuda = test_load_fake(run, "libcuda.so.1", &state);
+    void *sim = test_load_fake(run, "libfakesim.so", &state);
     snprintf(path, sizeof path, "%s/libfakesim.so", run->fakes);
     check_fills(run, FA_HIP, "");
     check_fills(run, FA_STANDIN, "");

@@ -16,15 +16,7 @@ enum { ELEMENTS = 4096, ALL = FA_WANT_DQ | FA_WANT_DK | FA_WANT_DV };
 
 static void *load_fake(test_run *run, const char *name, fake_state **state)
 {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/%s", run->fakes, name);
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!CHECK(run, library != NULL)) {
-        abort(); /* the tests were not built as their Makefile does */
-    }
-    *state = dlsym(library, "fake");
-    memset(*state, 0, sizeof **state);
-    (*state)->device_count = 2;
+    void *library = test_load_fake(run, name, state);
     (*state)->arch_r0600 = "gfx906:sramecc+:xnack-";
     return library;
 }
@@ -77,6 +69,17 @@ static call *make_call(test_run *run, fa_backend backend, const char *sim)
     c->p.out.data = c->memory[0];
     c->p.lse = c->lse;
     c->target = (fa_target){.backend = backend};
+    return c;
+}
+
+/* One on the fake simulator, with code objects. */
+static call *make_sim_call(test_run *run)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/libfakesim.so", run->fakes);
+    call *c = make_call(run, FA_SIM, path);
+    write_all_code(run);
+    c->target.arch = "gfx906";
     return c;
 }
 
@@ -180,13 +183,9 @@ static void cuda_launches_with_dynamic_lds(test_run *run)
 
 static void the_simulator_is_told_every_tensor(test_run *run)
 {
-    char path[4096];
     fake_state *state = NULL;
     void *library = load_fake(run, "libfakesim.so", &state);
-    snprintf(path, sizeof path, "%s/libfakesim.so", run->fakes);
-    call *c = make_call(run, FA_SIM, path);
-    write_all_code(run);
-    c->target.arch = "gfx906";
+    call *c = make_sim_call(run);
     CHECK(run, call_forward(c) == FA_OK);
     const fake_launch *l = &state->launch[0];
     const uint32_t access[5] = {1, 1, 1, 2, 2};
@@ -203,13 +202,9 @@ static void the_simulator_is_told_every_tensor(test_run *run)
 
 static void a_fault_in_the_simulator_carries_its_report(test_run *run)
 {
-    char path[4096];
     fake_state *state = NULL;
     void *library = load_fake(run, "libfakesim.so", &state);
-    snprintf(path, sizeof path, "%s/libfakesim.so", run->fakes);
-    call *c = make_call(run, FA_SIM, path);
-    write_all_code(run);
-    c->target.arch = "gfx906";
+    call *c = make_sim_call(run);
     state->report = "pc 0x1230 global_load_dwordx4, lane 3, address 0x10";
     state->failing_call = "hipsimLaunch";
     state->code = 719;
@@ -293,13 +288,9 @@ static void steps_are_launched_in_order_on_one_stream(test_run *run)
 
 static void counts_of_the_simulator_are_summed(test_run *run)
 {
-    char path[4096];
     fake_state *state = NULL;
     void *library = load_fake(run, "libfakesim.so", &state);
-    snprintf(path, sizeof path, "%s/libfakesim.so", run->fakes);
-    call *c = make_call(run, FA_SIM, path);
-    write_all_code(run);
-    c->target.arch = "gfx906";
+    call *c = make_sim_call(run);
     test_retype(&c->p, FA_BF16);
     CHECK(run, call_backward(c, ALL) == FA_OK);
     CHECK(run, state->launches >= 3 && state->launches == c->plan.count);
@@ -354,13 +345,9 @@ static void nothing_is_launched_if_a_later_kernel_is_missing(test_run *run)
 
 static void a_failure_ends_the_call(test_run *run)
 {
-    char path[4096];
     fake_state *state = NULL;
     void *library = load_fake(run, "libfakesim.so", &state);
-    snprintf(path, sizeof path, "%s/libfakesim.so", run->fakes);
-    call *c = make_call(run, FA_SIM, path);
-    write_all_code(run);
-    c->target.arch = "gfx906";
+    call *c = make_sim_call(run);
     state->failing_call = "hipsimLaunch";
     state->code = 719;
     CHECK(run, call_backward(c, ALL) == FA_EDEVICE);

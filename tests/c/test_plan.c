@@ -11,28 +11,6 @@
 
 enum { ALL = FA_WANT_DQ | FA_WANT_DK | FA_WANT_DV };
 
-/* The plan of a problem that must be legal. */
-static fa_plan plan_of(test_run *run, const fa_problem *p)
-{
-    fa_plan plan;
-    fa_error error = {"(no error)"};
-    if (!CHECK(run, fa_plan_forward(p, &plan, &error) == FA_OK)) {
-        CHECK_TEXT(run, error.text, "(no error)");
-    }
-    return plan;
-}
-
-static fa_plan backward_of(test_run *run, const fa_problem *p,
-                           const fa_gradients *g)
-{
-    fa_plan plan;
-    fa_error error = {"(no error)"};
-    if (!CHECK(run, fa_plan_backward(p, g, &plan, &error) == FA_OK)) {
-        CHECK_TEXT(run, error.text, "(no error)");
-    }
-    return plan;
-}
-
 /* The first row of a pass and an arithmetic that reads `dtype` and serves
  * `dim`. */
 static const fa_variant *row(fa_pass pass, fa_dtype arith, fa_dtype dtype,
@@ -73,14 +51,6 @@ static void check_steps(test_run *run, const fa_plan *plan, int count,
     }
 }
 
-static void check_why(test_run *run, const fa_plan *plan, const char *why)
-{
-    char text[FA_WHY_CHARS];
-    fa_plan_why(plan, text);
-    CHECK_TEXT(run, text, why);
-    CHECK(run, strlen(text) == strlen(why));
-}
-
 /* -- the choice ------------------------------------------------------------ */
 
 static void every_row_of_the_table_is_chosen_for_its_own_head_dim(test_run *run)
@@ -95,8 +65,8 @@ static void every_row_of_the_table_is_chosen_for_its_own_head_dim(test_run *run)
                 p.strict_bf16 = strict == 1;
                 const fa_gradients g = test_gradients(&p, ALL);
                 const fa_plan plan = v->pass == FA_FORWARD
-                                         ? plan_of(run, &p)
-                                         : backward_of(run, &p, &g);
+                                         ? test_plan_forward(run, &p)
+                                         : test_plan_backward(run, &p, &g);
                 for (int s = 0; s < plan.count; s++) {
                     found += plan.step[s].variant == v;
                 }
@@ -115,7 +85,7 @@ the_smallest_bucket_that_holds_both_head_dims_is_chosen(test_run *run)
                                    100, 127, 128, 129, 192, 193, 256};
     for (size_t i = 0; i < sizeof dims / sizeof dims[0]; i++) {
         fa_problem p = test_problem(1, 1, 1, 8, 8, dims[i]);
-        fa_plan plan = plan_of(run, &p);
+        fa_plan plan = test_plan_forward(run, &p);
         const fa_variant *v = row(FA_FORWARD, FA_F16, FA_F16, dims[i]);
         CHECK(run, plan.step[0].variant == v);
         for (int j = 0; j < FA_VARIANT_COUNT; j++) {
@@ -124,11 +94,11 @@ the_smallest_bucket_that_holds_both_head_dims_is_chosen(test_run *run)
                            other->dim < dims[i] || other->dim >= v->dim);
         }
         test_head_dim_v(&p, 8); /* the larger of the two decides */
-        plan = plan_of(run, &p);
+        plan = test_plan_forward(run, &p);
         CHECK(run, plan.step[0].variant == v);
         p = test_problem(1, 1, 1, 8, 8, 8);
         test_head_dim_v(&p, dims[i]);
-        plan = plan_of(run, &p);
+        plan = test_plan_forward(run, &p);
         CHECK(run, plan.step[0].variant == v);
     }
 }
@@ -139,7 +109,7 @@ static void a_forward_is_one_step_but_for_bfloat16(test_run *run)
     fa_problem p = test_problem(2, 4, 2, 200, 100, 40);
     for (int i = 0; i < 3; i++) {
         test_retype(&p, types[i]);
-        const fa_plan plan = plan_of(run, &p);
+        const fa_plan plan = test_plan_forward(run, &p);
         check_steps(
             run, &plan, 1,
             &(expected_step){row(FA_FORWARD, types[i], types[i], 40), 0, 0});
@@ -156,7 +126,7 @@ bfloat16_goes_through_fp16_and_again_where_it_did_not_fit(test_run *run)
     fa_problem p = test_problem(2, 4, 2, 200, 100, 40);
     char symbols[FA_SYMBOLS_CHARS];
     test_retype(&p, FA_BF16);
-    const fa_plan plan = plan_of(run, &p);
+    const fa_plan plan = test_plan_forward(run, &p);
     const fa_variant *fast = row(FA_FORWARD, FA_F16, FA_BF16, 40);
     check_steps(run, &plan, 3,
                 (expected_step[]){
@@ -172,12 +142,12 @@ static void strict_bfloat16_runs_as_float32_does(test_run *run)
     fa_problem p = test_problem(2, 4, 2, 200, 100, 40);
     test_retype(&p, FA_BF16);
     p.strict_bf16 = true;
-    const fa_plan plan = plan_of(run, &p);
+    const fa_plan plan = test_plan_forward(run, &p);
     check_steps(run, &plan, 1,
                 &(expected_step){row(FA_FORWARD, FA_F32, FA_BF16, 40), 0, 0});
     CHECK(run, plan.workspace.bytes == 0);
     const fa_gradients g = test_gradients(&p, ALL);
-    const fa_plan backward = backward_of(run, &p, &g);
+    const fa_plan backward = test_plan_backward(run, &p, &g);
     check_steps(
         run, &backward, 3,
         (expected_step[]){{prepare_row(FA_BF16), FA_SET_DOUT, 0},
@@ -193,7 +163,7 @@ static void a_backward_prepares_then_goes_over_keys_then_queries(test_run *run)
         const fa_dtype t = types[i];
         test_retype(&p, t);
         const fa_gradients g = test_gradients(&p, ALL);
-        const fa_plan plan = backward_of(run, &p, &g);
+        const fa_plan plan = test_plan_backward(run, &p, &g);
         const fa_variant *kv = row(FA_BACKWARD_KV, t, t, 40);
         const fa_variant *q = row(FA_BACKWARD_Q, t, t, 40);
         const uint32_t prepare =
@@ -217,7 +187,7 @@ static void a_backward_of_bfloat16_repeats_both_passes(test_run *run)
     fa_problem p = test_problem(2, 4, 2, 200, 100, 40);
     test_retype(&p, FA_BF16);
     const fa_gradients g = test_gradients(&p, ALL);
-    const fa_plan plan = backward_of(run, &p, &g);
+    const fa_plan plan = test_plan_backward(run, &p, &g);
     check_steps(
         run, &plan, 5,
         (expected_step[]){{prepare_row(FA_BF16),
@@ -239,8 +209,8 @@ static void float16_of_fewer_than_8_channels_runs_in_float32(test_run *run)
             const fa_dtype arith = dim < 8 ? FA_F32 : FA_F16;
             const int64_t most = dim > dims_v[i] ? dim : dims_v[i];
             const fa_gradients g = test_gradients(&p, ALL);
-            const fa_plan forward = plan_of(run, &p);
-            const fa_plan backward = backward_of(run, &p, &g);
+            const fa_plan forward = test_plan_forward(run, &p);
+            const fa_plan backward = test_plan_backward(run, &p, &g);
             const uint32_t prepare =
                 dim < 8 ? FA_SET_DOUT : FA_SET_DOUT | FA_SET_V;
             check_steps(run, &forward, 1,
@@ -260,7 +230,7 @@ static void only_the_passes_of_wanted_gradients_run(test_run *run)
     const fa_problem p = test_problem(2, 4, 2, 200, 100, 64);
     for (uint32_t wanted = 1; wanted <= ALL; wanted++) {
         const fa_gradients g = test_gradients(&p, wanted);
-        const fa_plan plan = backward_of(run, &p, &g);
+        const fa_plan plan = test_plan_backward(run, &p, &g);
         bool kv = false;
         bool q = false;
         for (int i = 0; i < plan.count; i++) {
@@ -287,8 +257,8 @@ static void grids_cover_every_row_head_and_batch(test_run *run)
         const int64_t keys = lengths[i % 8];
         fa_problem p = test_problem(3, 8, 2, queries, keys, 64);
         const fa_gradients g = test_gradients(&p, ALL);
-        const fa_plan forward = plan_of(run, &p);
-        const fa_plan plan = backward_of(run, &p, &g);
+        const fa_plan forward = test_plan_forward(run, &p);
+        const fa_plan plan = test_plan_backward(run, &p, &g);
         const uint32_t *grid = forward.step[0].grid;
         CHECK(run, grid[0] == tiles(queries, forward.step[0].variant->rows));
         CHECK(run, grid[1] == 8 && grid[2] == 3);
@@ -340,16 +310,16 @@ static void the_workspace_holds_what_the_steps_exchange(test_run *run)
     const size_t numbers = (size_t)520 * FA_ROW_NUMBERS;
     fa_problem p = test_problem(2, 4, 2, 65, 129, 40);
     fa_gradients g = test_gradients(&p, ALL);
-    fa_plan plan = backward_of(run, &p, &g);
+    fa_plan plan = test_plan_backward(run, &p, &g);
     check_workspace(run, &plan, numbers * 4, (size_t[4]){0},
                     (size_t[4]){0, 0, 12 * 8, 16 * 8});
     test_retype(&p, FA_F32);
     g = test_gradients(&p, ALL);
-    plan = backward_of(run, &p, &g);
+    plan = test_plan_backward(run, &p, &g);
     check_workspace(run, &plan, numbers * 4, (size_t[4]){0}, (size_t[4]){0});
     test_retype(&p, FA_F64);
     g = test_gradients(&p, ALL);
-    plan = backward_of(run, &p, &g);
+    plan = test_plan_backward(run, &p, &g);
     check_workspace(run, &plan, numbers * 8, (size_t[4]){0}, (size_t[4]){0});
 }
 
@@ -362,11 +332,11 @@ static void bfloat16_needs_a_scale_for_each_row(test_run *run)
     fa_problem p = test_problem(2, 4, 2, 65, 129, 40);
     test_retype(&p, FA_BF16);
     const fa_gradients g = test_gradients(&p, ALL);
-    fa_plan plan = backward_of(run, &p, &g);
+    fa_plan plan = test_plan_backward(run, &p, &g);
     check_workspace(run, &plan, numbers * 4,
                     (size_t[4]){520 * 4, 516 * 4, 516 * 4, 520 * 4},
                     (size_t[4]){16 * 8, 12 * 8, 12 * 8, 16 * 8});
-    plan = plan_of(run, &p);
+    plan = test_plan_forward(run, &p);
     check_workspace(run, &plan, 0, (size_t[4]){520 * 4, 516 * 4, 516 * 4, 0},
                     (size_t[4]){16 * 8, 12 * 8, 12 * 8, 0});
 }
@@ -386,13 +356,13 @@ static void a_workspace_that_cannot_exist_is_refused(test_run *run)
     }
 }
 
-/* -- without kernels -------------------------------------------------------- */
+/* -- without kernels ------------------------------------------------------- */
 
 static void check_empty(test_run *run, const fa_problem *p, const char *why)
 {
-    const fa_plan plan = plan_of(run, p);
+    const fa_plan plan = test_plan_forward(run, p);
     CHECK(run, plan.count == 0 && plan.workspace.bytes == 0);
-    check_why(run, &plan, why);
+    test_why(run, &plan, why);
 }
 
 static void empty_problems_need_no_kernel(test_run *run)
@@ -433,14 +403,14 @@ static void empty_backwards_fill_what_has_elements(test_run *run)
             test_problem(cases[i].batch, cases[i].heads, cases[i].key_heads,
                          cases[i].queries, cases[i].keys, 64);
         const fa_gradients g = test_gradients(&p, cases[i].wanted);
-        const fa_plan plan = backward_of(run, &p, &g);
+        const fa_plan plan = test_plan_backward(run, &p, &g);
         CHECK(run, plan.work == cases[i].work);
         CHECK(run, (plan.count == 0) == (plan.work != FA_WORK_STEPS));
         if (plan.work != FA_WORK_STEPS) {
-            check_why(run, &plan,
-                      plan.work == FA_WORK_NONE
-                          ? "empty: no gradient has elements"
-                          : "empty: the gradients are 0");
+            test_why(run, &plan,
+                     plan.work == FA_WORK_NONE
+                         ? "empty: no gradient has elements"
+                         : "empty: the gradients are 0");
         }
     }
 }

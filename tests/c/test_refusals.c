@@ -1,5 +1,7 @@
 /* test_refusals.c: what is refused and with which words, what just passes,
- * and how outputs and the residue are laid out.  SPDX-License-Identifier: BSD-3-Clause */
+ * and how outputs and the residue are laid out.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
 #include "test.h"
 
 #include <math.h>

@@ -6,44 +6,14 @@
 
 enum { ALL = FA_WANT_DQ | FA_WANT_DK | FA_WANT_DV };
 
-/* The plan of a problem that must be legal. */
-static fa_plan plan_of(test_run *run, const fa_problem *p)
-{
-    fa_plan plan;
-    fa_error error = {"(no error)"};
-    if (!CHECK(run, fa_plan_forward(p, &plan, &error) == FA_OK)) {
-        CHECK_TEXT(run, error.text, "(no error)");
-    }
-    return plan;
-}
-
-static fa_plan backward_of(test_run *run, const fa_problem *p,
-                           const fa_gradients *g)
-{
-    fa_plan plan;
-    fa_error error = {"(no error)"};
-    if (!CHECK(run, fa_plan_backward(p, g, &plan, &error) == FA_OK)) {
-        CHECK_TEXT(run, error.text, "(no error)");
-    }
-    return plan;
-}
-
-static void check_why(test_run *run, const fa_plan *plan, const char *why)
-{
-    char text[FA_WHY_CHARS];
-    fa_plan_why(plan, text);
-    CHECK_TEXT(run, text, why);
-    CHECK(run, strlen(text) == strlen(why));
-}
-
 static void wide_tensors_are_said_to_be_wide(test_run *run)
 {
     fa_problem p = test_problem(2, 2, 2, 4, 4, 64);
-    fa_plan plan = plan_of(run, &p);
-    check_why(run, &plan, "wide: every load is 16 bytes");
+    fa_plan plan = test_plan_forward(run, &p);
+    test_why(run, &plan, "wide: every load is 16 bytes");
     const fa_gradients g = test_gradients(&p, ALL);
-    plan = backward_of(run, &p, &g);
-    check_why(run, &plan, "wide: every load is 16 bytes");
+    plan = test_plan_backward(run, &p, &g);
+    test_why(run, &plan, "wide: every load is 16 bytes");
 }
 
 static void narrow_tensors_are_named_with_what_is_to_blame(test_run *run)
@@ -51,49 +21,49 @@ static void narrow_tensors_are_named_with_what_is_to_blame(test_run *run)
     const fa_problem good = test_problem(2, 2, 2, 4, 4, 64);
     fa_problem p = good;
     p.k.data = (void *)24;
-    fa_plan plan = plan_of(run, &p);
-    check_why(run, &plan, "narrow: k base is not 16-byte aligned");
+    fa_plan plan = test_plan_forward(run, &p);
+    test_why(run, &plan, "narrow: k base is not 16-byte aligned");
     p = good;
     p.q.stride[2] = 77;
-    plan = plan_of(run, &p);
-    check_why(run, &plan, "narrow: q row stride 77 is not a multiple of 8");
+    plan = test_plan_forward(run, &p);
+    test_why(run, &plan, "narrow: q row stride 77 is not a multiple of 8");
     p = good;
     p.v.stride[1] = 257;
     p.out.stride[0] = 515;
-    plan = plan_of(run, &p);
-    check_why(run, &plan,
-              "narrow: v head stride 257 is not a multiple of 8; out batch "
-              "stride 515 is not a multiple of 8");
+    plan = test_plan_forward(run, &p);
+    test_why(run, &plan,
+             "narrow: v head stride 257 is not a multiple of 8; out batch "
+             "stride 515 is not a multiple of 8");
     p = good;
     p.q.data = p.v.data = (void *)2;
     p.k.stride[3] = 2;
-    plan = plan_of(run, &p);
-    check_why(run, &plan,
-              "narrow: q, v base is not 16-byte aligned; k head dim stride 2 "
-              "is not 1");
+    plan = test_plan_forward(run, &p);
+    test_why(run, &plan,
+             "narrow: q, v base is not 16-byte aligned; k head dim stride 2 "
+             "is not 1");
     p = good;
     p.k.stride[2] = 1 << 23;
-    plan = plan_of(run, &p);
-    check_why(run, &plan, "narrow: k row stride 8388608 is not below 2^23");
+    plan = test_plan_forward(run, &p);
+    test_why(run, &plan, "narrow: k row stride 8388608 is not below 2^23");
     p.k.stride[2] = (1 << 23) - 8;
-    plan = plan_of(run, &p);
-    check_why(run, &plan, "wide: every load is 16 bytes");
+    plan = test_plan_forward(run, &p);
+    test_why(run, &plan, "wide: every load is 16 bytes");
 }
 
 static void a_head_dim_that_fits_no_granule_is_named(test_run *run)
 {
     fa_problem p = test_problem(2, 2, 2, 4, 4, 77);
-    fa_plan plan = plan_of(run, &p);
-    check_why(run, &plan, "narrow: head dim 77 is not a multiple of 8");
+    fa_plan plan = test_plan_forward(run, &p);
+    test_why(run, &plan, "narrow: head dim 77 is not a multiple of 8");
     fa_gradients g = test_gradients(&p, ALL);
-    plan = backward_of(run, &p, &g);
-    check_why(run, &plan, "narrow: head dim 77 is not a multiple of 8");
+    plan = test_plan_backward(run, &p, &g);
+    test_why(run, &plan, "narrow: head dim 77 is not a multiple of 8");
     g = test_gradients(&p, FA_WANT_DK);
-    plan = backward_of(run, &p, &g);
-    check_why(run, &plan, "narrow: head dim 77 is not a multiple of 8");
+    plan = test_plan_backward(run, &p, &g);
+    test_why(run, &plan, "narrow: head dim 77 is not a multiple of 8");
     test_head_dim_v(&p, 64);
-    plan = plan_of(run, &p);
-    check_why(run, &plan, "narrow: q, k head dim 77 is not a multiple of 8");
+    plan = test_plan_forward(run, &p);
+    test_why(run, &plan, "narrow: q, k head dim 77 is not a multiple of 8");
 }
 
 /* 16 bytes are fewer elements of the longer types, of gradients too. */
@@ -117,20 +87,20 @@ static void granules_follow_the_type(test_run *run)
         fa_problem p = test_problem(2, 2, 2, 4, 4, 64);
         test_retype(&p, cases[i].dtype);
         p.q.stride[2] = cases[i].stride;
-        fa_plan plan = plan_of(run, &p);
-        check_why(run, &plan, cases[i].row);
+        fa_plan plan = test_plan_forward(run, &p);
+        test_why(run, &plan, cases[i].row);
         p = test_problem(2, 2, 2, 4, 4, cases[i].dim);
         test_retype(&p, cases[i].dtype);
-        plan = plan_of(run, &p);
-        check_why(run, &plan, cases[i].head_dim);
+        plan = test_plan_forward(run, &p);
+        test_why(run, &plan, cases[i].head_dim);
     }
     /* float32 gradients of float16: 4 elements, the inputs 8. */
     fa_problem p = test_problem(2, 2, 2, 4, 4, 12);
     fa_gradients g = test_gradients(&p, ALL);
     g.dq.dtype = g.dk.dtype = g.dv.dtype = FA_F32;
-    fa_plan plan = backward_of(run, &p, &g);
-    check_why(run, &plan,
-              "narrow: q, k, v, dout, out head dim 12 is not a multiple of 8");
+    fa_plan plan = test_plan_backward(run, &p, &g);
+    test_why(run, &plan,
+             "narrow: q, k, v, dout, out head dim 12 is not a multiple of 8");
 }
 
 static void long_rows_are_judged_by_their_bytes(test_run *run)
@@ -138,12 +108,12 @@ static void long_rows_are_judged_by_their_bytes(test_run *run)
     fa_problem p = test_problem(2, 2, 2, 4, 4, 64);
     test_retype(&p, FA_F32);
     p.k.stride[2] = 1 << 22;
-    fa_plan plan = plan_of(run, &p);
-    check_why(run, &plan, "narrow: k row stride 4194304 is not below 2^22");
+    fa_plan plan = test_plan_forward(run, &p);
+    test_why(run, &plan, "narrow: k row stride 4194304 is not below 2^22");
     test_retype(&p, FA_F64);
     p.k.stride[2] = (1 << 21) + 2;
-    plan = plan_of(run, &p);
-    check_why(run, &plan, "narrow: k row stride 2097154 is not below 2^21");
+    plan = test_plan_forward(run, &p);
+    test_why(run, &plan, "narrow: k row stride 2097154 is not below 2^21");
 }
 
 static void strides_of_dimensions_of_size_one_mean_nothing(test_run *run)
@@ -155,12 +125,12 @@ static void strides_of_dimensions_of_size_one_mean_nothing(test_run *run)
         all[i]->stride[1] = -77;
         all[i]->stride[2] = 3;
     }
-    fa_plan plan = plan_of(run, &p);
-    check_why(run, &plan, "wide: every load is 16 bytes");
+    fa_plan plan = test_plan_forward(run, &p);
+    test_why(run, &plan, "wide: every load is 16 bytes");
     p = test_problem(2, 2, 2, 4, 4, 1);
     p.q.stride[3] = -99;
-    plan = plan_of(run, &p);
-    check_why(run, &plan, "narrow: head dim 1 is not a multiple of 8");
+    plan = test_plan_forward(run, &p);
+    test_why(run, &plan, "narrow: head dim 1 is not a multiple of 8");
 }
 
 static void reasons_of_all_tensors_fit_the_text(test_run *run)
@@ -176,7 +146,7 @@ static void reasons_of_all_tensors_fit_the_text(test_run *run)
         all[i]->stride[0] = 4000000000000000000 + i;
         all[i]->size[0] = 1;
     }
-    const fa_plan plan = backward_of(run, &p, &g);
+    const fa_plan plan = test_plan_backward(run, &p, &g);
     fa_plan_why(&plan, text);
     CHECK(run, strlen(text) < FA_WHY_CHARS - 1);
     CHECK_TEXT(run, text, "; dv row stride 100000000000000008 is not");

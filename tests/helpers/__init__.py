@@ -34,6 +34,7 @@ CANARY = -12345.0  # exact in float16 to a multiple of 8; compared as bits
 GUARD = 256  # canary elements on each side of an output
 
 NONE, TOP_LEFT, BOTTOM_RIGHT = 0, 1, 2
+CAUSAL = {"none": NONE, "top-left": TOP_LEFT, "bottom-right": BOTTOM_RIGHT}
 
 
 # In a list, because patch() exchanges the globals that hold it.
@@ -201,7 +202,8 @@ def lse_low(saved):
 
 
 def out_low(saved):
-    """What it took from the output; None also where nothing is kept of that."""
+    """What it took from the output, as it is kept: of fp16 times 2^11; None also where
+    nothing is kept of that."""
     out, lse, residue = saved
     if residue is None or not residue.numel() or out.element_size() != 2:
         return None

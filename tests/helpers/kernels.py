@@ -32,6 +32,7 @@ DEVICE = os.environ.get("FA_TEST_DEVICE", "cpu")
 FULL = os.environ.get("FA_TEST") == "full"
 HALVES = (torch.float16, torch.bfloat16)
 SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
+DTYPES = [getattr(torch, name) for name in SHORT]
 WANT_DQ, WANT_DK, WANT_DV, WANT_ALL = 1, 2, 4, 7
 
 
@@ -101,18 +102,27 @@ def every_family(test):
     return _over(FAMILIES)(test)
 
 
-def some_families(test):
-    """The test runs for each of FAMILIES with FA_TEST=full; otherwise for one of each
-    kind of numbers, since code is shared by templates over the head dim: which one
-    depends on the test's name, so that together the tests cover them all up to 128."""
-    if FULL:
-        return every_family(test)
-    kinds = {}
-    for family in FAMILIES:
-        if family.dim <= 128 or family.dtype is torch.float16:  # the others take long
-            kinds.setdefault(family.name.rsplit("_", 1)[0], []).append(family)
-    turn = zlib.crc32(test.__name__.encode())
-    return _over([own[turn % len(own)] for own in kinds.values()])(test)
+def some_families_of(*dtypes):
+    """The test runs for each of FAMILIES of these dtypes with FA_TEST=full; otherwise
+    for one of each kind of numbers, since code is shared by templates over the head
+    dim: which one depends on the test's name, so that together the tests cover them
+    all up to 128."""
+
+    def decorate(test):
+        families = [f for f in FAMILIES if f.dtype in dtypes]
+        if FULL:
+            return _over(families)(test)
+        kinds = {}
+        for family in families:
+            if family.dim <= 128 or family.dtype is torch.float16:  # others take long
+                kinds.setdefault(family.name.rsplit("_", 1)[0], []).append(family)
+        turn = zlib.crc32(test.__name__.encode())
+        return _over([own[turn % len(own)] for own in kinds.values()])(test)
+
+    return decorate
+
+
+some_families = some_families_of(*DTYPES)
 
 
 def family_of(dtype, dim, *, strict=False):

@@ -13,7 +13,6 @@ import re
 import shutil
 import struct
 import subprocess
-import sys
 from pathlib import Path
 
 import isa_tools
@@ -158,18 +157,10 @@ def test_reserved_selects_and_misplaced_literals_do_not_decode() -> None:
 
 
 @pytest.mark.parametrize("clang", ["clang-22", "clang-15"])
-def test_our_kernels_disassemble_as_llvm_says(clang: str, tmp_path: Path) -> None:
-    if shutil.which(clang) is None:
-        pytest.skip(f"no {clang}")
-    built = subprocess.run(
-        [sys.executable, "-m", "build_support.code_objects", "--archs", "gfx906",
-         "--out", str(tmp_path)],
-        cwd=SIM.parents[1], env={**os.environ, "FA_CLANG": clang},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert built.returncode == 0, built.stdout + built.stderr
+def test_our_kernels_disassemble_as_llvm_says(clang: str, kernels_by) -> None:
+    folder, _ = kernels_by(clang)
     for unit in ("f16", "f32", "f64"):
-        compare((tmp_path / f"fa_gfx906_{unit}.co").read_bytes())
+        compare((folder / f"fa_gfx906_{unit}.co").read_bytes())
 
 
 ATOMIC_ADD = "__hip_atomic_fetch_add(&out[n], 1.0f, __ATOMIC_RELAXED, 4);"
