@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mutate import KNOWN, REGIMES, SEEDS
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "simulator.md"
 BEGIN = "<!-- begin: scripts/simulator_scores.py -->"
@@ -22,15 +24,24 @@ END = "<!-- end -->"
 def kernel_table(results: dict[str, Any]) -> list[str]:
     """Sites of the shipped kernels by what became of leaving them out."""
     lines = [
-        "| compiler | kernel | sites | reported | redundant | padding | unexplained |",
-        "|---|---|---|---|---|---|---|",
+        f"Each in {len(REGIMES)} regimes, barriers in {SEEDS} orders of the waves.",
+        "",
+        f"| compiler | kernel | sites | {' | '.join(KNOWN)} | unexplained |",
+        "|---" * (4 + len(KNOWN)) + "|",
     ]
+    total: collections.Counter[str] = collections.Counter()
     for compiler, kernels in results.items():
         for kernel, sites in kernels.items():
             count = collections.Counter(site["outcome"] for site in sites)
-            known = (count["reported"], count["satisfied"], count["never runs"])
+            known = [count[word] for word in KNOWN]
             row = [compiler, f"`{kernel}`", len(sites), *known, len(sites) - sum(known)]
             lines.append("| " + " | ".join(map(str, row)) + " |")
+            total += count
+    known = [total[word] for word in KNOWN]
+    every = sum(total.values())
+    lines.append(
+        f"| all | | {every} | {' | '.join(map(str, known))} | {every - sum(known)} |"
+    )
     kinds = collections.Counter(
         site["detail"]
         for kernels in results.values()
