@@ -15,6 +15,9 @@ from helpers import TOP_LEFT, needs_simulator
 from helpers.kernels import (
     DEVICE,
     FULL,
+    WANT_DK,
+    WANT_DQ,
+    WANT_DV,
     backward,
     every_family,
     forward,
@@ -94,6 +97,33 @@ def test_loads_of_one_element_give_the_bits_of_loads_of_16_bytes(family):
     p = problem(family)
     want = run(p, family)
     assert same(run(p.but(**{w: shifted(getattr(p, w)) for w in INPUTS}), family), want)
+
+
+# With those of all four alike, each pair of tensors in each of its states: a kernel
+# fetches the next tensor while it works on another.
+MIXED = [("q", "dout"), ("k", "v"), ("k", "dout"), ("q", "v")]
+
+
+@pytest.mark.parametrize("narrow", MIXED, ids="_".join)
+@some_families
+def test_loads_of_either_kind_meet(family, narrow):
+    p = problem(family)
+    mixed = p.but(**{w: shifted(getattr(p, w)) for w in narrow})
+    assert same(run(mixed, family), run(p, family))
+
+
+@some_families
+def test_loads_of_one_element_with_less_to_compute(family):
+    p = problem(family)
+    narrow = p.but(**{w: shifted(getattr(p, w)) for w in INPUTS})
+    for with_lo in (True, False):
+        saved = forward(p, family, with_lo=with_lo)
+        for wanted in (WANT_DQ, WANT_DK, WANT_DV):
+            want = backward(p, saved, family, wanted=wanted)
+            got = backward(narrow, saved, family, wanted=wanted)
+            assert same(*([t for t in ts if t is not None] for ts in (got, want))), (
+                wanted
+            )
 
 
 @pytest.mark.parametrize("order", ORDERS if FULL else ORDERS[:2], ids=str)

@@ -334,7 +334,7 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
     int64_t start = ((int64_t)batch * heads + head) * rows;
     fa_extent whole = {0.0f, 0, 0};
     bool spread = false; /* some row spans too many binades */
-    bool exact = a->scale_of[which] != nullptr;
+    bool exact = !IS_DOUBLE && a->scale_of[which] != nullptr;
     uint32_t sets =
         which == FA_DOUT_AT ? FA_SET_DOUT | FA_SET_OUT : 1u << which;
     bool wide = (a->wide & sets) == sets;
@@ -370,7 +370,7 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
         from.low_scale = stored == FA_F16 ? 1.0f / FA_LOW_SCALE : 1.0f;
         if (which == FA_DOUT_AT) {
             from.out = fa_row_at(&a->out, batch, head, r, bytes);
-            if (a->out_lo.data != nullptr) {
+            if (!IS_DOUBLE && a->out_lo.data != nullptr) {
                 from.out_lo = fa_row_at(&a->out_lo, batch, head, r, bytes);
             }
         }
