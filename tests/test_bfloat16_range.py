@@ -34,7 +34,7 @@ FLUSH16 = 8
     autouse=True,
 )
 def denormals(request):
-    """What dot2 does with fp16 denormals; flushing them is harder. A card keeps them."""
+    """What dot2 does with fp16 denormals; flushing is harder. A card keeps them."""
     before = hipsim.get_option("dot2")
     hipsim.set_option("dot2", request.param)
     yield

@@ -236,6 +236,76 @@ static FA_DEVICE void fa_set_weight(FA_GLOBAL Number *to, fa_args_in a,
 }
 
 template <typename Number>
+static FA_DEVICE Number fa_dlse_of(fa_args_in a, int batch, int head,
+                                   int64_t row)
+{
+    const FA_CONSTANT fa_view *view = &a->dlse;
+
+    return view->data == nullptr
+               ? (Number)0
+               : ((const FA_GLOBAL Number *)view
+                      ->data)[batch * view->stride[0] + head * view->stride[1] +
+                              row * view->stride[2]];
+}
+
+/* The numbers of query `at`. */
+template <typename Number>
+static FA_DEVICE void fa_set_row(fa_args_in a, int64_t at, Number delta,
+                                 Number dlse)
+{
+    FA_GLOBAL Number *to = (FA_GLOBAL Number *)a->rows + at * FA_ROW_NUMBERS;
+    bool known = sizeof(Number) == 8 || a->lse_lo != nullptr;
+
+    to[FA_DELTA] = delta - dlse;
+    to[FA_DS_SUM] = known ? dlse : (Number)__builtin_nanf("");
+    fa_set_weight<Number>(to, a, at);
+}
+
+/* fp32 and fp64: sum_d dO[d] O[d] in the very order in which the passes form dP
+ * (fa_multiply_chunk), one lane a row.  Where the softmax is one key O is its V,
+ * and dP - delta then 0 to the bit, as it should be. */
+template <typename Number>
+static FA_DEVICE Number fa_delta_in_order(fa_args_in a, int batch, int head,
+                                          int64_t row, bool wide)
+{
+    enum { BYTES = sizeof(Number), GRANULE = 16 / BYTES };
+    int stored = BYTES == 8 ? (int)FA_F64 : (int)FA_F32;
+    fa_global_in x = fa_row_at(&a->dout, batch, head, row, BYTES);
+    fa_global_in out = fa_row_at(&a->out, batch, head, row, BYTES);
+    int channels = a->head_dim_v;
+    bool apart = BYTES == 4 && fa_max_int(a->head_dim, channels) > 64;
+    Number sum = 0;
+    Number part = 0;
+
+#pragma unroll 1
+    for (int g = 0; g * GRANULE < channels; g++) {
+        if (wide) {
+            u32x4 one = ((const FA_GLOBAL u32x4 *)x)[g];
+            u32x4 other = ((const FA_GLOBAL u32x4 *)out)[g];
+#pragma unroll
+            for (int e = 0; e < GRANULE; e++) {
+                part = fa_fma(fa_element_of<Number>(one, e, stored),
+                              fa_element_of<Number>(other, e, stored), part);
+            }
+        } else {
+#pragma unroll 1
+            for (int d = g * GRANULE;
+                 d < fa_min_int(channels, (g + 1) * GRANULE); d++) {
+                part = fa_fma(
+                    fa_any_element<Number>(x, d * a->dout.stride[3], stored),
+                    fa_any_element<Number>(out, d * a->out.stride[3], stored),
+                    part);
+            }
+        }
+        if (apart && (g + 1) % FA_CHUNK_GRANULES == 0) {
+            sum += part;
+            part = 0;
+        }
+    }
+    return sum + part;
+}
+
+template <typename Number>
 static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
 {
     enum { IS_DOUBLE = sizeof(Number) == 8 };
@@ -269,6 +339,16 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
         which == FA_DOUT_AT ? FA_SET_DOUT | FA_SET_OUT : 1u << which;
     bool wide = (a->wide & sets) == sets;
 
+    if (which == FA_DOUT_AT && (IS_DOUBLE || stored == FA_F32)) {
+        int row = block * FA_BLOCK_ROWS + (int)tid;
+        if (tid < FA_BLOCK_ROWS && row < rows) {
+            fa_set_row<Number>(
+                a, start + row,
+                fa_delta_in_order<Number>(a, batch, head, row, wide),
+                fa_dlse_of<Number>(a, batch, head, row));
+        }
+        return; /* no blocks: nothing is packed into fp16 */
+    }
 #pragma unroll
     for (int n = 0; n < FA_BLOCK_ROWS; n += 32) {
         int row = block * FA_BLOCK_ROWS + n + (int)(tid >> 3);
@@ -302,22 +382,10 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
         fa_share_extent(&one);
         delta = fa_sum8(delta);
         if (which == FA_DOUT_AT) {
-            Number dlse = 0;
-            if (a->dlse.data != nullptr) {
-                dlse = ((const FA_GLOBAL Number *)
-                            a->dlse.data)[batch * a->dlse.stride[0] +
-                                          head * a->dlse.stride[1] +
-                                          r * a->dlse.stride[2]];
-            }
+            Number dlse = fa_dlse_of<Number>(a, batch, head, r);
             one.norm = fa_fma((float)dlse, (float)dlse, one.norm);
             if (valid && (tid & 7) == 0) {
-                FA_GLOBAL Number *to =
-                    (FA_GLOBAL Number *)a->rows + (start + r) * FA_ROW_NUMBERS;
-                to[FA_DELTA] = delta - dlse;
-                to[FA_DS_SUM] = IS_DOUBLE || a->lse_lo != nullptr
-                                    ? dlse
-                                    : (Number)__builtin_nanf("");
-                fa_set_weight<Number>(to, a, start + r);
+                fa_set_row<Number>(a, start + r, delta, dlse);
             }
         } else if (which == FA_V_AT && a->dlse.data != nullptr) {
             one.norm = (one.norm + 1.0f) * 4.0f;
