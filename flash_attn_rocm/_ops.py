@@ -185,6 +185,10 @@ def _fake_backward(
     dout: Tensor, dlse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
 ) -> Three:
     check_inputs(q, k, v)
+    made = {"dout": dout, "dlse": dlse, **dict(zip(("out", "lse", "out_lo"), rest))}
+    for name, tensor in made.items():
+        if tensor.is_meta:  # absent ones may lie anywhere
+            check_device(name, tensor, q)
     return gradients(q, k, v, rest[-2], rest[-1])
 
 
