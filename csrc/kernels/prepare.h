@@ -339,9 +339,9 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
         which == FA_DOUT_AT ? FA_SET_DOUT | FA_SET_OUT : 1u << which;
     bool wide = (a->wide & sets) == sets;
 
-    if (which == FA_DOUT_AT && (IS_DOUBLE || stored == FA_F32)) {
+    if (IS_DOUBLE || stored == FA_F32) {
         int row = block * FA_BLOCK_ROWS + (int)tid;
-        if (tid < FA_BLOCK_ROWS && row < rows) {
+        if (which == FA_DOUT_AT && tid < FA_BLOCK_ROWS && row < rows) {
             fa_set_row<Number>(
                 a, start + row,
                 fa_delta_in_order<Number>(a, batch, head, row, wide),
