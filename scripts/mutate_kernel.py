@@ -50,7 +50,7 @@ def families_with(symbol: str) -> tuple[list[Family], str]:
     float16 with few channels.
     """
     if symbol == "fa_prepare":
-        return [named(n) for n in ("bf16_d64", "f16_d256", "f32_d128")], "prepare"
+        return [named(n) for n in ("bf16_d128", "f16_d128", "f32_d128")], "prepare"
     if symbol == "fa_prepare_f64":
         return [named("f64_d64")], "prepare"
     for family in FAMILIES:
@@ -133,7 +133,8 @@ class Kernel:
             else WANT_DV if "dV alone" in regime.special
             else WANT_DK | WANT_DV
         )  # fmt: skip
-        prepared = WANT_ALL if family.dim <= 64 else WANT_DQ  # quicker, and needs all
+        quick = family.dtype is not torch.bfloat16  # dQ alone needs all of it, too
+        prepared = WANT_DQ if quick else WANT_ALL
         wanted = {"prepare": prepared, "keys": keys, "queries": WANT_DQ}[self.role]
         fp32 = "float32 gradients" in regime.special
         saved = self.saved[index]
