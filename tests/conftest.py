@@ -3,12 +3,24 @@
 SPDX-License-Identifier: BSD-3-Clause
 """
 
+import atexit
 import fcntl
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+
+# Inductor keeps graphs on disk by a key that does not see what an op's fake kernel
+# says, so those of another version of the package would come back. Here, because torch
+# reads the variable, or sets it, as soon as a test's module imports its compiler.
+if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="inductor-")
+    atexit.register(
+        shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True
+    )
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -64,18 +76,6 @@ def simulated():
         pytest.skip(f"no simulator: {missing}")
     with fa.simulate(ARCH):
         yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def compiled_anew(tmp_path_factory):
-    """Inductor keeps graphs on disk by a key that does not see what an op's fake kernel
-    says, so those of another version of the package would come back."""
-    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
-        yield
-        return
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
-    yield
-    del os.environ["TORCHINDUCTOR_CACHE_DIR"]
 
 
 @pytest.fixture(autouse=True)

@@ -137,7 +137,7 @@ def test_head_dim_of_one_needs_no_unit_stride(patched, simulated):
     q, k, v = (t[..., ::2] for t in qkv(1, 2, 6, 2))
     assert q.shape[3] == 1 and q.stride(3) == 2
     out = F.scaled_dot_product_attention(q, k, v)
-    assert_fused()
+    assert_fused("fa_fwd_exact16")
     assert error_ratio(out, q, k, v) <= 1
 
 
