@@ -54,7 +54,14 @@ fa_status fa_fail(fa_error *error, fa_status status, const char *format, ...)
 
 /* -- kernels --------------------------------------------------------------- */
 
-enum { FA_CAUSAL_NONE = 0, FA_CAUSAL_TOP_LEFT, FA_CAUSAL_BOTTOM_RIGHT };
+/* Where row i's own key lies, at i or at i + Sk - Sq, and whether later keys
+ * are out of its sight.  Without a mask only windows and ALiBi ask where. */
+enum {
+    FA_CAUSAL_NONE = 0, /* bottom-right */
+    FA_CAUSAL_TOP_LEFT,
+    FA_CAUSAL_BOTTOM_RIGHT,
+    FA_CAUSAL_NONE_TOP_LEFT
+};
 
 /* One row of kernels/variants.def. */
 typedef struct fa_variant {
@@ -85,7 +92,7 @@ bool fa_dtype_is_half(fa_dtype dtype); /* one of 16 bits */
 /* The type of sums over elements of `dtype`, such as lse: FA_F32 or FA_F64. */
 fa_dtype fa_dtype_of_sums(fa_dtype dtype);
 const char *fa_pass_name(fa_pass pass);    /* "forward", "backward_kv", ... */
-const char *fa_level_name(fa_level level); /* "plain" */
+const char *fa_level_name(fa_level level); /* "plain", "full" */
 
 /* -- a problem and its plan ------------------------------------------------ */
 
@@ -97,6 +104,31 @@ typedef struct fa_tensor {
     int64_t size[4];
     int64_t stride[4];
 } fa_tensor;
+
+/* What may be wanted beside; all zero: nothing.  A tensor whose data is NULL is
+ * absent.  In this order: scores are scaled, capped, get ALiBi's part and the
+ * bias, and what is not seen gets -inf. */
+typedef struct fa_features {
+    fa_tensor bias;  /* (B, H, Sq, Sk), each may be 1; type of q, or float */
+    fa_tensor mask;  /* likewise, bytes: 0 is not seen; its dtype is not read */
+    fa_tensor alibi; /* (B or 1, H) slopes in size[0] and [1], type of lse,
+                      * contiguous: - slope * |distance| */
+    fa_tensor sink;  /* (H) in size[0], type of lse, contiguous: the score of one
+                      * more key whose value is 0 */
+    double softcap;  /* scores become c tanh(s / c); 0: they do not */
+    double dropout_p;      /* of weights; 0 <= p < 1 */
+    const int64_t *seed;   /* seed and offset, where the kernel can read them */
+    int64_t sink_keys;     /* first keys that a window never hides */
+    fa_tensor span_q;      /* (Sq, 4) int32, fa_span_of_row; dtype not read */
+    fa_tensor span_k;      /* (Sk, 2) int32, fa_span_of_key; for the backward */
+    fa_tensor blocks;      /* (B, H, ceil(Sq / block_q), 1 + M) int32, the first
+                            * two may be 1: the blocks of keys that a block of
+                            * rows needs, a count and so many indices */
+    fa_tensor blocks_t;    /* (B, H, ceil(Sk / block_k), 1 + M) int32, the
+                            * reverse; for the backward */
+    int64_t block_q;       /* rows of a block, a multiple of 128 */
+    int64_t block_k;       /* keys of a block, likewise */
+} fa_features;
 
 /* out[b,h,i] = sum_j softmax_j(scale * q[b,h,i].k[b,h',j]) v[b,h',j] with
  * h' = h / (H / Hk); lse[b,h,i] = log(sum_j exp(scale * q.k)).
@@ -110,11 +142,20 @@ typedef struct fa_problem {
                     * NULL: not wanted */
     void *lse;     /* (B, H, Sq) contiguous; NULL until the launch */
     double scale;
-    int causal;       /* FA_CAUSAL_NONE, _TOP_LEFT, _BOTTOM_RIGHT */
+    int causal;       /* FA_CAUSAL_* */
+    int64_t window_left;  /* keys before its own that a row sees; -1: all */
+    int64_t window_right; /* and behind it; a causal mask allows none */
     bool strict_bf16; /* products of bfloat16 in float, never in fp16 */
+    fa_features features;
 } fa_problem;
 
-enum { FA_WANT_DQ = 1, FA_WANT_DK = 2, FA_WANT_DV = 4 };
+enum {
+    FA_WANT_DQ = 1,
+    FA_WANT_DK = 2,
+    FA_WANT_DV = 4,
+    FA_WANT_DBIAS = 8,
+    FA_WANT_DSINK = 16
+};
 
 /* What the backward gets and gives beside the problem, whose out and lse it
  * reads.  Gradients have the type of q, or all float where q is of 16 bits;
@@ -126,6 +167,9 @@ typedef struct fa_gradients {
     fa_tensor dq;    /* like q */
     fa_tensor dk;    /* like k */
     fa_tensor dv;    /* like v */
+    fa_tensor dbias; /* like features.bias, of its type */
+    fa_tensor dsink; /* (B, H, Sq, 1) contiguous, type of lse: the gradient of
+                      * sink from each query */
     uint32_t wanted; /* FA_WANT_* */
 } fa_gradients;
 

@@ -27,9 +27,10 @@ from ._version import TORCH_MIN, TORCH_MIN_TEXT, __version__
 Three = tuple[Tensor, Tensor, Tensor]
 
 _FEATURES = (
-    "Tensor bias, Tensor mask, Tensor alibi, Tensor sink, Tensor seed, Tensor blocks, "
-    "float scale, float softcap, float dropout_p, int causal, int window_left, "
-    "int window_right, "
+    "Tensor bias, Tensor mask, Tensor alibi, Tensor sink, Tensor seed, Tensor span_q, "
+    "Tensor span_k, Tensor blocks, Tensor blocks_t, float scale, float softcap, "
+    "float dropout_p, int causal, int window_left, int window_right, int sink_keys, "
+    "int block_q, int block_k, "
 )
 SCHEMA = (
     f"fwd(Tensor q, Tensor k, Tensor v, {_FEATURES}bool needs_grad) -> "
@@ -38,7 +39,7 @@ SCHEMA = (
 BACKWARD_SCHEMA = (
     "bwd(Tensor dout, Tensor dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
     f"Tensor lse, Tensor out_lo, {_FEATURES}int wanted, bool grads_fp32) -> "
-    "(Tensor dq, Tensor dk, Tensor dv)"
+    "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)"
 )
 CAUSAL_NONE, CAUSAL_TOP_LEFT, CAUSAL_BOTTOM_RIGHT = 0, 1, 2
 # The set `wanted` of bwd.

@@ -27,10 +27,17 @@ typedef enum fa_pass {
     FA_FORWARD,     /* q k v -> out, lse and, if not NULL, lse_lo and out_lo */
     FA_PREPARE,     /* what the other passes need to know of whole rows */
     FA_BACKWARD_KV, /* dk and dv, each if not NULL */
-    FA_BACKWARD_Q   /* dq */
+    FA_BACKWARD_Q,  /* dq */
+    FA_BACKWARD_BIAS /* dbias, summed over the dimensions where bias is of size
+                      * 1; in fp32 or fp64 arithmetic */
 } fa_pass;
 
-typedef enum fa_level { FA_PLAIN } fa_level;
+/* What a row of variants.def can do.  FA_FULL does what FA_PLAIN does and costs
+ * more registers. */
+typedef enum fa_level {
+    FA_PLAIN, /* any lengths, causal, windows */
+    FA_FULL   /* and bias, mask, ALiBi, softcap, sinks, dropout, spans, blocks */
+} fa_level;
 
 /* The types a row of variants.def reads, as a set. */
 enum {
@@ -64,14 +71,17 @@ enum {
     FA_PREPARED = 4     /* tensors that FA_PREPARE looks at: q k v dout */
 };
 
-/* Numbers of a query: with c = |scale| * log2(e) its weight for a score s is
- * P = 2^((s - shift) * c + bias), and dS = P * (dP - delta). */
+/* Numbers of a query: its weight for a score s is
+ * P = 2^((s - shift) * c + bias), and dS = P * (dP - delta).  FA_PLAIN: s is
+ * q.k and c = |scale| * log2(e); FA_FULL: s is the score that softmax sees times
+ * log2(e), and c = 1. */
 enum {
     FA_SHIFT,
     FA_BIAS,
     FA_DELTA,  /* rowsum(dout * (out + out_lo)) - dlse */
-    FA_DS_SUM, /* what the dS of the query add up to, which is dlse; NaN where
-                * lse may be of more keys than these: without lse_lo */
+    FA_DS_SUM, /* what the dS of the query add up to, which is dlse, and with a
+                * sink less the sink's; NaN where lse may be of more keys than
+                * these: without lse_lo */
     FA_ROW_NUMBERS
 };
 
@@ -87,6 +97,34 @@ typedef struct fa_block {
                          * 1 << 16 if some row spans more than fp16 can hold */
 } fa_block;
 
+/* Row i sees keys j with from <= j <= to, key j the rows i from its own pair.
+ * Both bounds never decrease from one row (or key) to the next, also where one
+ * sees nothing (to = from - 1). */
+typedef struct fa_span_of_row {
+    int32_t from;
+    int32_t to;
+    int32_t diagonal; /* the key at distance 0 is i + diagonal (ALiBi) */
+    int32_t unused;   /* 0 */
+} fa_span_of_row;
+
+typedef struct fa_span_of_key {
+    int32_t from;
+    int32_t to;
+} fa_span_of_key;
+
+/* FA_FULL: which blocks of keys a block of rows needs, or the reverse for
+ * FA_BACKWARD_KV: lists of 1 + `width` numbers, a count and so many indices,
+ * (B, H, blocks) of them.  Sizes of blocks are multiples of 128. */
+typedef struct fa_blocks {
+    const int32_t *list; /* NULL: all */
+    int64_t batch;       /* strides in numbers; 0: the same for all */
+    int64_t head;
+    int32_t width;
+    int32_t own;    /* rows (or keys) of a block of what the pass owns */
+    int32_t walked; /* of the other side */
+    int32_t unused; /* 0 */
+} fa_blocks;
+
 typedef struct fa_args {
     fa_view q;      /* (B, H, Sq, D) */
     fa_view k;      /* (B, Hk, Sk, D) */
@@ -100,6 +138,20 @@ typedef struct fa_args {
     fa_view out_lo; /* (B, H, Sq, Dv), of 16-bit types: what rounding took from
                      * out, of fp16 times FA_LOW_SCALE; data NULL: not wanted,
                      * or not known */
+    fa_view bias;   /* (B, H, Sq, Sk), broadcast by strides of 0; added to the
+                     * scaled score; data NULL: none */
+    fa_view mask;   /* (B, H, Sq, Sk) bytes, likewise; 0: not seen */
+    fa_view dbias;  /* as bias, of size 1 where that is broadcast; FA_BACKWARD_BIAS */
+    fa_blocks blocks;
+    const fa_span_of_row *span_q; /* (Sq), instead of the diagonals; NULL: none */
+    const fa_span_of_key *span_k; /* (Sk), likewise */
+    const void *alibi; /* slopes (H) or (B, H), type of lse; NULL: none */
+    const void *sink;  /* (H), type of lse: the score of one more key whose
+                        * value is 0; NULL: none */
+    void *dsink;       /* (B, H, Sq), type of lse: its gradient from each query;
+                        * FA_PREPARE; NULL: not wanted */
+    const int64_t *seed; /* of dropout: seed and offset, see philox.h; NULL: no
+                          * dropout */
     void *lse;      /* (B, H, Sq) contiguous, natural logarithm; float, or
                      * double where q is */
     float *lse_lo; /* (B, H, Sq) contiguous: what rounding took from lse, unless
@@ -110,6 +162,7 @@ typedef struct fa_args {
                                       * brings a bf16 row into fp16's range */
     fa_block *block_of[FA_PREPARED]; /* (B, heads, ceil(rows / 64)) */
     double scale;                    /* softmax scale, any sign */
+    double softcap;                  /* scores become c tanh(s / c); 0: none */
     float scale_log2;                /* |scale| * log2(e) */
     int32_t seqlen_q;                /* Sq >= 1 */
     int32_t seqlen_k;                /* Sk >= 1 */
@@ -121,6 +174,16 @@ typedef struct fa_args {
     int32_t diagonal;    /* row i sees key j if j <= i + diagonal;
                          * 0 top-left causal, Sk - Sq bottom-right,
                          * Sk no mask */
+    int32_t first_diagonal; /* and i + first_diagonal <= j, or j < sink_keys;
+                             * -Sq: all */
+    int32_t sink_keys;      /* FA_FULL; 0 with span_q */
+    int32_t alibi_diagonal; /* the key at distance 0 from row i is i + this */
+    int32_t alibi_batch;    /* stride of alibi: H or 0 */
+    int32_t stored_bias;    /* fa_dtype of bias and dbias: that of q, or float */
+    uint32_t keep;          /* dropout: a weight is kept with keep / 65536 */
+    float keep_scale;       /* 65536 / keep; 1 without dropout */
+    int32_t keep_log2;      /* 2^this is at least keep_scale */
+    uint32_t level;         /* FA_PREPARE: of the other passes */
     int32_t stored;      /* fa_dtype of q k v out out_lo dout */
     int32_t stored_grad; /* fa_dtype of dq dk dv */
     uint32_t wide;       /* FA_SET_*: every 16-byte granule of the tensor's rows
@@ -132,17 +195,19 @@ typedef struct fa_args {
     uint32_t prepare_blocks; /* of grid.x for each of those tensors */
     uint32_t only_unfit; /* 1: a workgroup runs only if its data does not fit
                           * fp16 (fit.h), 0: always */
-    uint32_t unused;     /* 0 */
 } fa_args;
 
 #if !defined(__HIP__) && !defined(__CUDACC__)
 static_assert(sizeof(fa_view) == 40, "fa_view is part of the kernel ABI");
 static_assert(sizeof(fa_block) == 8, "fa_block is part of the kernel ABI");
-static_assert(sizeof(fa_args) == 560, "fa_args is part of the kernel ABI");
-static_assert(offsetof(fa_args, lse) == 400, "fa_args layout");
-static_assert(offsetof(fa_args, scale_of) == 424, "fa_args layout");
-static_assert(offsetof(fa_args, scale) == 488, "fa_args layout");
-static_assert(offsetof(fa_args, only_unfit) == 552, "fa_args layout");
+static_assert(sizeof(fa_span_of_row) == 16, "part of the kernel ABI");
+static_assert(sizeof(fa_span_of_key) == 8, "part of the kernel ABI");
+static_assert(sizeof(fa_blocks) == 40, "fa_blocks is part of the kernel ABI");
+static_assert(sizeof(fa_args) == 808, "fa_args is part of the kernel ABI");
+static_assert(offsetof(fa_args, lse) == 608, "fa_args layout");
+static_assert(offsetof(fa_args, scale_of) == 632, "fa_args layout");
+static_assert(offsetof(fa_args, scale) == 696, "fa_args layout");
+static_assert(offsetof(fa_args, only_unfit) == 804, "fa_args layout");
 #endif
 
 #endif
