@@ -163,6 +163,7 @@ typedef struct fa_args {
     fa_block *block_of[FA_PREPARED]; /* (B, heads, ceil(rows / 64)) */
     double scale;                    /* softmax scale, any sign */
     double softcap;                  /* scores become c tanh(s / c); 0: none */
+    double softcap_inverse;          /* 2 / softcap */
     float scale_log2;                /* |scale| * log2(e) */
     int32_t seqlen_q;                /* Sq >= 1 */
     int32_t seqlen_k;                /* Sk >= 1 */
@@ -203,11 +204,11 @@ static_assert(sizeof(fa_block) == 8, "fa_block is part of the kernel ABI");
 static_assert(sizeof(fa_span_of_row) == 16, "part of the kernel ABI");
 static_assert(sizeof(fa_span_of_key) == 8, "part of the kernel ABI");
 static_assert(sizeof(fa_blocks) == 40, "fa_blocks is part of the kernel ABI");
-static_assert(sizeof(fa_args) == 808, "fa_args is part of the kernel ABI");
+static_assert(sizeof(fa_args) == 816, "fa_args is part of the kernel ABI");
 static_assert(offsetof(fa_args, lse) == 608, "fa_args layout");
 static_assert(offsetof(fa_args, scale_of) == 632, "fa_args layout");
 static_assert(offsetof(fa_args, scale) == 696, "fa_args layout");
-static_assert(offsetof(fa_args, only_unfit) == 804, "fa_args layout");
+static_assert(offsetof(fa_args, only_unfit) == 812, "fa_args layout");
 #endif
 
 #endif

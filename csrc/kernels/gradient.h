@@ -69,45 +69,6 @@ static FA_DEVICE FA_NUMBER(KIND)
 
 /* -- from products to weights ---------------------------------------------- */
 
-/* What this lane's owned row i sees: its walked rows c + 8j with
- * from <= 8j <= to. */
-template <int PASS>
-static FA_DEVICE void fa_visible(fa_args_in a, int own, int walked,
-                                 uint32_t tid, int *from, int *to)
-{
-    int c = walked + (int)(tid & 7);
-
-    if (PASS == FA_BACKWARD_KV) { /* own: a key; walked: queries */
-        *from = own - a->diagonal - c;
-        *to = a->seqlen_q - 1 - c;
-    } else {
-        *from = 0;
-        *to = fa_last_key(a, own) - c;
-    }
-}
-
-/* P of what a row does not see becomes 0, and so does dP: 0 * NaN is not. */
-template <int KIND, int OWN, int PASS>
-static FA_DEVICE void fa_mask_products(FA_NUMBER(KIND) p[OWN][FA_WALKED],
-                                       FA_NUMBER(KIND) dp[OWN][FA_WALKED],
-                                       fa_args_in a, int first, int walked,
-                                       uint32_t tid)
-{
-#pragma unroll
-    for (int i = 0; i < OWN; i++) {
-        int from;
-        int to;
-        fa_visible<PASS>(a, first + fa_own_row(OWN, tid, i), walked, tid, &from,
-                         &to);
-#pragma unroll
-        for (int j = 0; j < FA_WALKED; j++) {
-            bool seen = 8 * j >= from && 8 * j <= to;
-            p[i][j] = seen ? p[i][j] : (FA_NUMBER(KIND))0;
-            dp[i][j] = seen ? dp[i][j] : (FA_NUMBER(KIND))0;
-        }
-    }
-}
-
 /* FA_BF16: what undoes the scales of the owned rows of tensor `which`. */
 template <int KIND, int OWN>
 static FA_DEVICE void fa_keep_undo(fa_args_in a, int which, uint32_t place,

@@ -9,45 +9,122 @@
 
 /* -- visibility ------------------------------------------------------------ */
 
-/* The last key that a row sees; rows past the end repeat the last one. */
-static FA_DEVICE int fa_last_key(fa_args_in a, int row)
+/* Rows (of the other side) that a row sees: from <= n <= to, none if to < from. */
+typedef struct fa_sight {
+    int from;
+    int to;
+} fa_sight;
+
+/* The keys that a query sees, without sink keys before its window, or with
+ * FA_BACKWARD_KV the queries that see a key; rows past the end repeat the last
+ * one. */
+template <int LEVEL, int PASS>
+static FA_DEVICE fa_sight fa_sight_of(fa_args_in a, int row)
 {
-    return fa_min_int(fa_min_int(row, a->seqlen_q - 1) + a->diagonal,
-                      a->seqlen_k - 1);
+    fa_sight x;
+
+    if (PASS == FA_BACKWARD_KV) {
+        int r = fa_min_int(row, a->seqlen_k - 1);
+        if (LEVEL == FA_FULL && a->span_k != nullptr) {
+            const FA_GLOBAL fa_span_of_key *span =
+                (const FA_GLOBAL fa_span_of_key *)a->span_k + r;
+            x.from = fa_max_int(span->from, 0);
+            x.to = fa_min_int(span->to, a->seqlen_q - 1);
+            return x;
+        }
+        bool sink = LEVEL == FA_FULL && r < a->sink_keys;
+        x.from = fa_max_int(r - a->diagonal, 0);
+        x.to = sink ? a->seqlen_q - 1
+                    : fa_min_int(r - a->first_diagonal, a->seqlen_q - 1);
+        return x;
+    }
+    int r = fa_min_int(row, a->seqlen_q - 1);
+    if (LEVEL == FA_FULL && a->span_q != nullptr) {
+        const FA_GLOBAL fa_span_of_row *span =
+            (const FA_GLOBAL fa_span_of_row *)a->span_q + r;
+        x.from = fa_max_int(span->from, 0);
+        x.to = fa_min_int(span->to, a->seqlen_k - 1);
+        return x;
+    }
+    x.from = fa_max_int(r + a->first_diagonal, 0);
+    x.to = fa_min_int(r + a->diagonal, a->seqlen_k - 1);
+    return x;
 }
 
-/* Key tiles that rows first .. first + rows - 1 need. */
-static FA_DEVICE int fa_tiles(fa_args_in a, int first, int rows)
+/* x, the same in all lanes, in a scalar register also where it was loaded. */
+template <int LEVEL> static FA_DEVICE int fa_one(int x)
 {
-    int key = fa_last_key(a, first + rows - 1);
-
-    return first < a->seqlen_q && key >= 0 ? key / FA_WALK + 1 : 0;
+    return LEVEL == FA_FULL ? (int)fa_uniform((uint32_t)x) : x;
 }
 
-/* Key tiles that each of these rows sees to the end of the keys. */
-static FA_DEVICE int fa_common_tiles(fa_args_in a, int first, int rows)
+/* Keys that queries see although they lie before their windows. */
+template <int LEVEL, int PASS> static FA_DEVICE int fa_sink_keys(fa_args_in a)
 {
-    int key = first + a->diagonal;
-
-    return key < 0                  ? 0
-           : key >= a->seqlen_k - 1 ? fa_tiles(a, first, rows)
-                                    : (key + 1) / FA_WALK;
+    return LEVEL == FA_FULL && PASS != FA_BACKWARD_KV ? a->sink_keys : 0;
 }
 
-/* Scores of keys that a row does not see become -inf; rows owned, keys
- * walked. */
-template <int KIND, int OWN>
-static FA_DEVICE void fa_mask_keys(FA_NUMBER(KIND) s[OWN][FA_WALKED],
-                                   fa_args_in a, int first, int key,
-                                   uint32_t tid)
+/* The walked tiles that rows first .. first + rows - 1 need: begin <= t < end,
+ * and those of sink keys before. */
+typedef struct fa_range {
+    int begin;
+    int end;
+} fa_range;
+
+template <int LEVEL, int PASS>
+static FA_DEVICE fa_range fa_range_of(fa_args_in a, int first, int rows)
 {
+    int owned = PASS == FA_BACKWARD_KV ? a->seqlen_k : a->seqlen_q;
+    int last = fa_min_int(first + rows, owned) - 1;
+    int from = fa_sight_of<LEVEL, PASS>(a, first).from;
+    int to = fa_sight_of<LEVEL, PASS>(a, last).to;
+    fa_range r;
+
+    if (PASS == FA_BACKWARD_KV && LEVEL == FA_FULL && first < a->sink_keys) {
+        to = a->seqlen_q - 1; /* of the first, the last may see less */
+    }
+    from = fa_one<LEVEL>(from);
+    to = fa_one<LEVEL>(to);
+    r.begin = from / FA_WALK;
+    r.end = first < owned && to >= 0 ? to / FA_WALK + 1 : 0;
+    return r;
+}
+
+/* Whether these rows see all of the 64 walked ones from `at` on.  Asked in each
+ * step, because to keep the bounds would take scalar registers that are
+ * scarce. */
+template <int LEVEL, int PASS>
+static FA_DEVICE bool fa_all_seen(fa_args_in a, int first, int rows, int at)
+{
+    int to = fa_sight_of<LEVEL, PASS>(a, first).to;
+    int from = fa_sight_of<LEVEL, PASS>(a, first + rows - 1).from;
+    bool before = at >= from;
+
+    if (LEVEL == FA_FULL && PASS == FA_BACKWARD_KV && a->sink_keys > first) {
+        return false; /* between those of sink keys and others */
+    }
+    before |= at + FA_WALK <= fa_sink_keys<LEVEL, PASS>(a);
+    return fa_one<LEVEL>(before && at + FA_WALK - 1 <= to) != 0;
+}
+
+/* Puts `instead` where a row does not see; rows owned, others walked. */
+template <int KIND, int OWN, int LEVEL, int PASS>
+static FA_DEVICE void fa_hide(FA_NUMBER(KIND) x[OWN][FA_WALKED],
+                              FA_NUMBER(KIND) instead, fa_args_in a, int first,
+                              int walked, uint32_t tid)
+{
+    int c = walked + (int)(tid & 7);
+    int sinks = fa_sink_keys<LEVEL, PASS>(a) - c;
+
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        int last = fa_last_key(a, first + fa_own_row(OWN, tid, i));
-        int own = last - key - (int)(tid & 7);
+        fa_sight sight =
+            fa_sight_of<LEVEL, PASS>(a, first + fa_own_row(OWN, tid, i));
+        int from = sight.from - c;
+        int to = sight.to - c;
 #pragma unroll
         for (int j = 0; j < FA_WALKED; j++) {
-            s[i][j] = 8 * j <= own ? s[i][j] : -FA_INFINITY;
+            bool seen = (8 * j >= from || 8 * j < sinks) && 8 * j <= to;
+            x[i][j] = seen ? x[i][j] : instead;
         }
     }
 }

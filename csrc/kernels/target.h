@@ -20,6 +20,7 @@
 
 #include "args.h"
 
+typedef __UINT8_TYPE__ uint8_t;
 typedef __UINT16_TYPE__ uint16_t;
 typedef __UINT64_TYPE__ uint64_t;
 
@@ -51,6 +52,7 @@ typedef __UINT64_TYPE__ uint64_t;
 typedef uint32_t u32x2 __attribute__((ext_vector_type(2)));
 typedef uint32_t u32x4 __attribute__((ext_vector_type(4)));
 typedef _Float16 fa_half2 __attribute__((ext_vector_type(2)));
+typedef __INT16_TYPE__ fa_short2 __attribute__((ext_vector_type(2)));
 
 #define FA_LDS_ARRAY(name, bytes)                                           \
     static __attribute__((shared, aligned(16))) char name##_storage[bytes]; \
@@ -179,6 +181,17 @@ static FA_DEVICE double fa_round(double x)
     return __builtin_rint(x);
 }
 
+static FA_DEVICE float fa_round(float x)
+{
+    return __builtin_rintf(x);
+}
+
+/* 1 / x, 1 ulp. */
+static FA_DEVICE float fa_reciprocal(float x)
+{
+    return __builtin_amdgcn_rcpf(x);
+}
+
 /* x * 2^n, right also where the result is denormal or overflows. */
 static FA_DEVICE double fa_ldexp(double x, int n)
 {
@@ -263,6 +276,14 @@ static FA_DEVICE uint32_t fa_low_halves(uint32_t a, uint32_t b)
 static FA_DEVICE uint32_t fa_high_halves(uint32_t a, uint32_t b)
 {
     return __builtin_amdgcn_perm(b, a, 0x07060302);
+}
+
+/* Of two signed 16-bit numbers each: all ones where a < b, else zeros. */
+static FA_DEVICE uint32_t fa_below_pair(uint32_t a, uint32_t b)
+{
+    fa_short2 difference = __builtin_elementwise_sub_sat(
+        __builtin_bit_cast(fa_short2, a), __builtin_bit_cast(fa_short2, b));
+    return __builtin_bit_cast(uint32_t, difference >> (fa_short2)15);
 }
 
 #else
@@ -387,6 +408,16 @@ static FA_DEVICE double fa_round(double x)
     return rint(x);
 }
 
+static FA_DEVICE float fa_round(float x)
+{
+    return rintf(x);
+}
+
+static FA_DEVICE float fa_reciprocal(float x)
+{
+    return 1.0f / x;
+}
+
 static FA_DEVICE double fa_ldexp(double x, int n)
 {
     return ldexp(x, n);
@@ -446,6 +477,13 @@ static FA_DEVICE uint32_t fa_low_halves(uint32_t a, uint32_t b)
 static FA_DEVICE uint32_t fa_high_halves(uint32_t a, uint32_t b)
 {
     return __byte_perm(a, b, 0x7632);
+}
+
+static FA_DEVICE uint32_t fa_below_pair(uint32_t a, uint32_t b)
+{
+    uint32_t low = (int)(a << 16) < (int)(b << 16) ? 0xffff : 0;
+    uint32_t high = (int)a >> 16 < (int)b >> 16 ? 0xffff0000 : 0;
+    return low | high;
 }
 
 #endif
