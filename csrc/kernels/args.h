@@ -169,6 +169,8 @@ typedef struct fa_args {
     int32_t seqlen_k;                /* Sk >= 1 */
     int32_t head_dim;                /* D, at most the variant's bucket */
     int32_t head_dim_v;              /* Dv, likewise */
+    int32_t batches;                 /* B; FA_BACKWARD_BIAS */
+    int32_t unused;                  /* 0 */
     int32_t heads;                   /* H */
     int32_t heads_k;                 /* Hk */
     int32_t group;       /* H / Hk: query heads that share one key head */
@@ -204,11 +206,11 @@ static_assert(sizeof(fa_block) == 8, "fa_block is part of the kernel ABI");
 static_assert(sizeof(fa_span_of_row) == 16, "part of the kernel ABI");
 static_assert(sizeof(fa_span_of_key) == 8, "part of the kernel ABI");
 static_assert(sizeof(fa_blocks) == 40, "fa_blocks is part of the kernel ABI");
-static_assert(sizeof(fa_args) == 816, "fa_args is part of the kernel ABI");
+static_assert(sizeof(fa_args) == 824, "fa_args is part of the kernel ABI");
 static_assert(offsetof(fa_args, lse) == 608, "fa_args layout");
 static_assert(offsetof(fa_args, scale_of) == 632, "fa_args layout");
 static_assert(offsetof(fa_args, scale) == 696, "fa_args layout");
-static_assert(offsetof(fa_args, only_unfit) == 812, "fa_args layout");
+static_assert(offsetof(fa_args, only_unfit) == 820, "fa_args layout");
 #endif
 
 #endif

@@ -44,6 +44,7 @@
 
 #include "gradient.h"
 #include "step.h"
+#include "tour.h"
 
 /* dQ has one set of sums, so registers to fetch owned rows early. */
 #define FA_BACKWARD_BASE(KIND, DIM, OWN, PASS)               \
@@ -56,51 +57,13 @@ struct fa_backward_layout : FA_BACKWARD_BASE(KIND, DIM, OWN, PASS) {
     typedef FA_BACKWARD_BASE(KIND, DIM, OWN, PASS) base;
     enum {
         B_AT = base::STAYS ? (int)base::shape::OWN_BYTES : 0,
+        KEPT_AT = base::AREA_AT + /* behind the numbers of walked rows */
+            FA_WALKED_ARRAYS(KIND, PASS) * FA_WALK *
+                (int)sizeof(FA_NUMBER(KIND)),
         UNDO_AT = base::END, /* FA_BF16: what undoes the scales of A and B */
         LDS_BYTES = UNDO_AT + (KIND == FA_BF16 ? base::ROWS * 2 * 4 : 0)
     };
 };
-
-/* The walked tiles of one head: begin <= t < end for the workgroup; a wave
- * needs those with wave_begin <= t < wave_end. */
-typedef struct fa_range {
-    int begin;
-    int end;
-    int wave_begin;
-    int wave_end;
-} fa_range;
-
-template <int PASS>
-static FA_DEVICE fa_range fa_range_of(fa_args_in a, int first, int rows,
-                                      int wave_first, int wave_rows)
-{
-    fa_range r;
-
-    if (PASS == FA_BACKWARD_KV) {
-        int end = (a->seqlen_q + FA_WALK - 1) / FA_WALK;
-        r.begin = fa_max_int(first - a->diagonal, 0) / FA_WALK;
-        r.end = end;
-        r.wave_begin = fa_max_int(wave_first - a->diagonal, 0) / FA_WALK;
-        r.wave_end = wave_first < a->seqlen_k ? end : 0;
-    } else {
-        r.begin = 0;
-        r.end = fa_tiles(a, first, rows);
-        r.wave_begin = 0;
-        r.wave_end = fa_tiles(a, wave_first, wave_rows);
-    }
-    return r;
-}
-
-/* Whether rows first .. first + rows - 1 and the 64 walked ones from `at` on
- * all see each other.  Asked in each step, because to keep the bounds would
- * take scalar registers that are scarce. */
-template <int PASS>
-static FA_DEVICE bool fa_all_seen(fa_args_in a, int first, int rows, int at)
-{
-    return PASS == FA_BACKWARD_KV ? first + rows - 1 - a->diagonal <= at &&
-                                        at + FA_WALK <= a->seqlen_q
-                                  : at + FA_WALK - 1 <= fa_last_key(a, first);
-}
 
 /* Stores sums[i] * factor as rows of a gradient. */
 template <int KIND, int DIM, int OWN, int LDS_BYTES>
@@ -193,28 +156,91 @@ static FA_DEVICE void fa_even_out(fa_walk<KIND, DIM, OWN, PASS> *walk,
     }
 }
 
-/* P and dS of one step, from its two products; or what is added to dS. */
+/* FA_FULL: the products of one step become scores and dP - delta.  kept: of
+ * dropout, a bit for each score; `place` is of the queries. */
 template <int KIND, int DIM, int OWN, int PASS>
+static FA_DEVICE void
+fa_add_features(const fa_walk<KIND, DIM, OWN, PASS> *walk,
+                FA_NUMBER(KIND) s[OWN][FA_WALKED],
+                FA_NUMBER(KIND) dp[OWN][FA_WALKED], fa_args_in a, fa_lds area,
+                uint32_t place, int first, int walked, bool masked,
+                uint32_t kept, uint32_t tid)
+{
+    typedef FA_NUMBER(KIND) number;
+    number factor[OWN];
+
+    if (a->seed != nullptr) {
+        fa_drop<OWN>(dp, kept);
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+#pragma unroll
+            for (int j = 0; j < FA_WALKED; j++) {
+                dp[i][j] *= (number)a->keep_scale;
+            }
+        }
+    }
+    fa_take<KIND, OWN, PASS>(dp, FA_DELTA, &walk->own, area, tid);
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        factor[i] = walk->scale_log2;
+    }
+    fa_make_scores<KIND, OWN, PASS>(s, dp, factor, a, place, first, walked,
+                                    tid);
+    a = fa_again(a);
+    if (masked) {
+        fa_hide<KIND, OWN, FA_FULL, PASS, false>(s, dp, (number)-FA_INFINITY, a,
+                                                 first, walked, tid);
+    }
+    if (masked || fa_may_hide<FA_FULL>(a)) {
+        /* 0 * NaN would be NaN. */
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            fa_keep_order(); /* comparisons take two scalar registers each */
+#pragma unroll
+            for (int j = 0; j < FA_WALKED; j++) {
+                bool seen = s[i][j] != (number)-FA_INFINITY;
+                dp[i][j] = seen ? dp[i][j] : (number)0;
+            }
+        }
+    }
+}
+
+/* P and dS of one step, from its two products; or what is added to dS. */
+template <int KIND, int DIM, int OWN, int PASS, int LEVEL>
 static FA_DEVICE void
 fa_weigh(fa_walk<KIND, DIM, OWN, PASS> *walk, FA_NUMBER(KIND) s[OWN][FA_WALKED],
          FA_NUMBER(KIND) dp[OWN][FA_WALKED], fa_weights<KIND> p[OWN],
-         fa_weights<KIND> ds[OWN], fa_args_in a, fa_lds lds, int first,
-         int walked, bool masked, bool evening, uint32_t tid)
+         fa_weights<KIND> ds[OWN], fa_args_in a, fa_lds lds, uint32_t place,
+         int first, int walked, bool masked, bool evening, uint32_t tid)
 {
     typedef fa_backward_layout<KIND, DIM, OWN, PASS> L;
     fa_lds area = lds + L::AREA_AT;
+    uint32_t kept = 0;
 
     if constexpr (KIND == FA_BF16) {
         fa_lds undo = lds + L::UNDO_AT;
         fa_undo_scales<OWN>(s, undo, area, true, tid);
         fa_undo_scales<OWN>(dp, undo + L::ROWS * 4, area, false, tid);
-        fa_take<KIND, OWN, PASS>(dp, FA_DELTA, &walk->own, area, tid);
+        if (LEVEL == FA_PLAIN) {
+            fa_take<KIND, OWN, PASS>(dp, FA_DELTA, &walk->own, area, tid);
+        }
     }
-    fa_exponentials<KIND, OWN, PASS>(s, &walk->own, area, walk->scale_log2,
-                                     tid);
-    if (masked) {
-        fa_mask_products<KIND, OWN, PASS>(s, dp, fa_again(a), first, walked,
-                                          tid);
+    if constexpr (LEVEL == FA_FULL) {
+        if (a->seed != nullptr) {
+            kept = PASS == FA_BACKWARD_KV
+                       ? fa_get_kept<OWN>(lds + L::KEPT_AT, first, tid)
+                       : fa_own_kept<OWN>(a, place, first, walked, tid);
+        }
+        fa_add_features(walk, s, dp, a, area, place, first, walked, masked,
+                        kept, tid);
+        a = fa_again(a);
+    }
+    fa_exponentials<KIND, OWN, PASS>(
+        s, &walk->own, area, LEVEL == FA_FULL ? (FA_NUMBER(KIND))1 : walk->scale_log2,
+        tid);
+    if (LEVEL == FA_PLAIN && masked) {
+        a = fa_again(a);
+        fa_hide<KIND, OWN, LEVEL, PASS, true>(s, dp, 0, a, first, walked, tid);
     }
     float lift = walk->lift;
     if constexpr (FA_EVENS_OUT(KIND, PASS)) {
@@ -225,22 +251,35 @@ fa_weigh(fa_walk<KIND, DIM, OWN, PASS> *walk, FA_NUMBER(KIND) s[OWN][FA_WALKED],
     }
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
+        float exact = 0.0f;
 #pragma unroll
         for (int j = 0; j < FA_WALKED; j++) {
             dp[i][j] *= s[i][j];
             if constexpr (FA_IS_HALF(KIND)) {
                 dp[i][j] *= lift;
             }
+            exact += (float)dp[i][j];
         }
-        fa_set_weights<KIND>(&p[i], s[i]);
         fa_set_weights<KIND>(&ds[i], dp[i]);
         if constexpr (FA_EVENS_OUT(KIND, PASS)) {
             walk->sum[i] = fa_add_weights<KIND>(walk->sum[i], &ds[i]);
+            if (LEVEL == FA_FULL && a->softcap != 0) {
+                walk->sum[i] -= exact; /* what rounding took, no more */
+            }
         }
+    }
+    if constexpr (LEVEL == FA_FULL && PASS == FA_BACKWARD_KV) {
+        if (a->seed != nullptr) {
+            fa_drop<OWN>(s, kept);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        fa_set_weights<KIND>(&p[i], s[i]);
     }
 }
 
-template <int KIND, int DIM, int OWN, int PASS>
+template <int LEVEL, int KIND, int DIM, int OWN, int PASS>
 static FA_DEVICE void
 fa_store_sums(fa_args_in a, const fa_walk<KIND, DIM, OWN, PASS> *walk,
               uint32_t place, int first, fa_lds lds, uint32_t tid)
@@ -255,6 +294,9 @@ fa_store_sums(fa_args_in a, const fa_walk<KIND, DIM, OWN, PASS> *walk,
         first_factor = first_factor * weight * fa_inverse_power(walk->lift) *
                        fa_inverse_power(walk->x_scale);
         second_factor = weight * fa_inverse_power(walk->y_scale);
+    }
+    if (KV && LEVEL == FA_FULL) {
+        second_factor *= (FA_NUMBER(KIND))a->keep_scale;
     }
     if (FA_EVENS_OUT(KIND, PASS)) {
         first_factor *= (FA_NUMBER(KIND))(1.0f / FA_EVEN_SCALE(KIND));
@@ -272,7 +314,14 @@ fa_store_sums(fa_args_in a, const fa_walk<KIND, DIM, OWN, PASS> *walk,
     }
 }
 
-template <int KIND, int DIM, int OWN, int PASS>
+/* The place of the queries of a step, batch << 16 | head. */
+template <int PASS>
+static FA_DEVICE uint32_t fa_query_place(uint32_t own, uint32_t walked)
+{
+    return PASS == FA_BACKWARD_KV ? walked : own;
+}
+
+template <int KIND, int DIM, int OWN, int PASS, int LEVEL>
 static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
 {
     typedef fa_backward_layout<KIND, DIM, OWN, PASS> L;
@@ -283,18 +332,19 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
         WAVE_ROWS = L::shape::WAVE_ROWS
     };
 
+    const fa_args_in args = a;
     uint32_t tid = fa_thread();
     int first = ROWS * (KV ? (int)fa_group_x()
                            : (a->seqlen_q - 1) / ROWS - (int)fa_group_x());
     int wave_first = first + (int)fa_uniform(tid / FA_WAVE) * WAVE_ROWS;
-    fa_range range = fa_range_of<PASS>(a, first, ROWS, wave_first, WAVE_ROWS);
-    uint32_t own_place = fa_place<L>(fa_group_z(), fa_group_y());
+    uint32_t own_place = fa_place<L, LEVEL>(fa_group_z(), fa_group_y());
     uint32_t walk_place =
-        fa_place<L>(fa_group_z(), KV ? fa_group_y() * (uint32_t)a->group
+        fa_place<L, LEVEL>(fa_group_z(), KV ? fa_group_y() * (uint32_t)a->group
                                      : fa_group_y() / (uint32_t)a->group);
     int heads = KV ? a->group : 1; /* still to walk over */
     fa_walk<KIND, DIM, OWN, PASS> walk;
     fa_staged<L> staged;
+    fa_tour tour;
     fa_fit fit;
 
     if (fa_left_to_other<KIND, PASS>(a, first, own_place, &fit,
@@ -310,6 +360,9 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
     if constexpr (FA_IS_HALF(KIND)) {
         walk.lift =
             fa_lift<PASS>(a, first, ROWS, own_place, lds + L::AREA_AT, tid);
+        if (LEVEL == FA_FULL) {
+            walk.lift *= fa_power_of_2(-a->keep_log2);
+        }
     }
     if constexpr (KIND == FA_BF16) {
         walk.x_scale = fit.scale[FA_X_AT(PASS)];
@@ -332,9 +385,17 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
     uint32_t flip = fa_flip<KIND>(a);
     fa_tile tile_a = fa_tile_of(FA_A_AT(PASS), own_place, first, KV ? 0 : flip);
     fa_tile tile_b = fa_tile_of(FA_B_AT(PASS), own_place, first, 0);
-    if (range.begin < range.end) {
-        fa_tile x =
-            fa_tile_of(FA_X_AT(PASS), walk_place, range.begin * FA_WALK, 0);
+    int t = fa_start_tour<LEVEL, PASS>(
+        a, &tour, fa_query_place<PASS>(own_place, walk_place), first, ROWS);
+    int start = t; /* FA_EVENS_OUT */
+    /* Lists of blocks may have no tile for this head. */
+    while (KV && LEVEL == FA_FULL && t >= tour.range.end && heads > 1) {
+        heads -= 1;
+        walk_place += 1;
+        t = fa_start_tour<LEVEL, PASS>(a, &tour, walk_place, first, ROWS);
+    }
+    if (t < tour.range.end) {
+        fa_tile x = fa_tile_of(FA_X_AT(PASS), walk_place, t * FA_WALK, 0);
         fa_next next;
         fa_set_next(&next, FA_ROWS_OF, &x, &tile_a);
         fa_fetch_next<L>(&staged, a, &next, tid);
@@ -344,18 +405,25 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
         }
     }
     bool evening = false; /* FA_EVENS_OUT: in the step behind the last one */
-    for (int t = range.begin; t < range.end;) {
+    while (t < tour.range.end) {
+        a = fa_again(a);
         int at = t * FA_WALK;
-        bool active = t >= range.wave_begin && t < range.wave_end;
+        fa_range wave = fa_range_of<LEVEL, PASS>(a, wave_first, WAVE_ROWS);
+        bool active = fa_is_active(&wave, tour.sink_tiles, t);
+        uint32_t query_place = fa_query_place<PASS>(own_place, walk_place);
         number s[OWN][FA_WALKED];
         number dp[OWN][FA_WALKED];
         fa_weights<KIND> p[OWN];
         fa_weights<KIND> ds[OWN];
+        uint32_t kept = 0;
 
         a = fa_again(a);
         fa_tile x = fa_tile_of(FA_X_AT(PASS), walk_place, at, KV ? flip : 0);
         fa_tile y = fa_tile_of(FA_Y_AT(PASS), walk_place, at, 0);
         number walked = fa_fetch_walked<KIND, PASS>(a, walk_place, at, tid);
+        if (LEVEL == FA_FULL && KV && a->seed != nullptr) {
+            kept = fa_make_kept<OWN>(a, walk_place, first, at, tid);
+        }
         fa_next next;
 
         /* S = A X^T, dP - delta = B Y^T - delta */
@@ -363,39 +431,53 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
         fa_set_next(&next,
                     walk.with_first && !evening ? FA_ROWS_OF : FA_COLUMNS_OF,
                     evening ? &x : &y, &tile_b);
-        fa_walk_rows<L>(s, a, a->head_dim, lds, lds, &tile_a, &x, walked,
-                        FA_WALKED_ARRAYS(KIND, PASS), &staged, &next, active,
-                        &tid);
+        fa_walk_rows<L, LEVEL == FA_FULL && KV>(s, a, a->head_dim, lds, lds,
+                                                &tile_a, &x, walked,
+                                                FA_WALKED_ARRAYS(KIND, PASS),
+                                                kept, &staged, &next, active,
+                                                &tid);
         fa_clear_products<OWN>(dp);
-        if (KIND != FA_BF16) { /* products of scaled rows come first */
+        if (LEVEL == FA_PLAIN && KIND != FA_BF16) {
+            /* else later: products of scaled rows, or dropout, come first */
             fa_take<KIND, OWN, PASS>(dp, FA_DELTA, &walk.own, lds + L::AREA_AT,
                                      tid);
         }
         if (walk.with_first && !evening) {
             fa_set_next(&next, FA_COLUMNS_OF, walk.with_second ? &y : &x,
                         &tile_b);
-            fa_walk_rows<L>(dp, a, a->head_dim_v, lds + L::B_AT, lds, &tile_b,
-                            &y, walked, 0, &staged, &next, active, &tid);
+            fa_walk_rows<L, false>(dp, a, a->head_dim_v, lds + L::B_AT, lds,
+                                   &tile_b, &y, walked, 0, 0, &staged, &next,
+                                   active, &tid);
         }
         /* Also in waves that do not use it: under a branch the compiler keeps
          * products and weights in registers of their own. */
         a = fa_again(a);
-        bool masked = !fa_all_seen<PASS>(a, wave_first, WAVE_ROWS, at);
-        fa_weigh(&walk, s, dp, p, ds, a, lds, first, at, masked, evening, tid);
+        bool masked = !fa_all_seen<LEVEL, PASS>(a, wave_first, WAVE_ROWS, at);
+        fa_weigh<KIND, DIM, OWN, PASS, LEVEL>(&walk, s, dp, p, ds, a, lds,
+                                              query_place, first, at, masked,
+                                              evening, tid);
 
-        int coming = t + 1;
+        a = fa_again(a);
         uint32_t coming_place = walk_place;
-        if (KV && coming == range.end) {
+        int coming = fa_tile_from<LEVEL>(a, &tour, query_place, first, t + 1);
+        if (KV && LEVEL == FA_PLAIN && coming >= tour.range.end) {
             heads -= 1;
-            coming = heads > 0 ? range.begin : range.end;
-            coming_place = walk_place + 1;
+            coming_place += 1;
+            coming = heads > 0 ? tour.range.begin : (int)FA_NO_TILE;
+        }
+        while (KV && LEVEL == FA_FULL && coming >= tour.range.end &&
+               heads > 1) {
+            heads -= 1;
+            coming_place += 1;
+            coming = fa_start_tour<LEVEL, PASS>(a, &tour, coming_place, first,
+                                                ROWS);
         }
         bool was_even = evening;
         if (FA_EVENS_OUT(KIND, PASS)) {
-            evening = coming == range.end && !was_even;
-            coming = evening ? 0 : was_even ? range.end : coming;
+            evening = coming >= tour.range.end && !was_even;
+            coming = evening ? start : was_even ? (int)FA_NO_TILE : coming;
         }
-        bool is_last = coming == range.end;
+        bool is_last = coming >= tour.range.end;
         int form = is_last ? FA_NOTHING : FA_ROWS_OF;
         fa_tile after = fa_tile_of(FA_X_AT(PASS), coming_place,
                                    is_last ? 0 : coming * FA_WALK, 0);
@@ -410,7 +492,10 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
         }
         if (walk.with_first) { /* dK += dS^T Q, or dQ += dS K */
             /* A key that some row does not see must not reach it. */
-            bool clear = !KV && t >= fa_common_tiles(a, first, ROWS);
+            a = fa_again(a);
+            bool clear =
+                !KV && (fa_may_hide<LEVEL>(a) ||
+                        !fa_all_seen<LEVEL, PASS>(a, first, ROWS, at));
             fa_set_next(&next, form, &after, &tile_a);
             fa_walk_columns<L>(walk.first_sum, ds, a, lds, &x, walk.x_scale,
                                clear, &staged, &next, active, &tid);
@@ -418,8 +503,8 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
         t = coming;
         walk_place = coming_place;
     }
-    a = fa_again(a);
-    fa_store_sums(fa_again(a), &walk, own_place, first, lds, tid);
+    /* Not `a` of the last step, which the compiler puts into vector registers. */
+    fa_store_sums<LEVEL>(fa_again(args), &walk, own_place, first, lds, tid);
 }
 
 #endif

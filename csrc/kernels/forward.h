@@ -35,8 +35,10 @@
 #define FA_KERNELS_FORWARD_H
 
 #include "fit.h"
+#include "score.h"
 #include "step.h"
 #include "store.h"
+#include "tour.h"
 
 /* From here on the rounding of the exponent bias, P_LOG2 - m * scale_log2,
  * would move P by more than fp16 can tell, in the end out of its range; the
@@ -67,13 +69,31 @@ template <int KIND, int DIM, int OWN> struct fa_rows {
     FA_NUMBER(KIND) out[OWN][fa_shape<KIND, DIM, OWN>::CHANNELS];
 };
 
-template <int KIND, int DIM, int OWN>
-static FA_DEVICE void fa_start_rows(fa_rows<KIND, DIM, OWN> *rows)
+/* A sink is a key that came first: its score, and its weight in one lane's part
+ * of each sum. */
+template <int KIND, int DIM, int OWN, int LEVEL>
+static FA_DEVICE void fa_start_rows(fa_rows<KIND, DIM, OWN> *rows, fa_args_in a,
+                                    uint32_t place, uint32_t tid)
 {
+    typedef FA_NUMBER(KIND) number;
+    number most = FA_NO_MAX;
+    number sum = 0;
+
+    if (LEVEL == FA_FULL && a->sink != nullptr) {
+        const number log2_e = (number)1.4426950408889634;
+        bool mine = (tid & (FA_IS_HALF(KIND) ? 3 : 7)) == 0; /* see fa_sums_of */
+        number sink = ((const FA_GLOBAL number *)
+                           a->sink)[fa_uniform(place) & 0xffff] *
+                      log2_e;
+        most = sink > (number)FA_NONE || sink != sink ? sink : most;
+        sum = mine && most != (number)FA_NO_MAX
+                  ? (number)(FA_IS_HALF(KIND) ? FA_P_SCALE : 1.0f)
+                  : (number)0;
+    }
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        rows->most[i] = FA_NO_MAX;
-        rows->sum[i] = 0;
+        rows->most[i] = most;
+        rows->sum[i] = sum;
 #pragma unroll
         for (int e = 0; e < fa_shape<KIND, DIM, OWN>::CHANNELS; e++) {
             rows->out[i][e] = 0;
@@ -188,34 +208,58 @@ fa_softmax(fa_rows<KIND, DIM, OWN> *rows, FA_NUMBER(KIND) s[OWN][FA_WALKED],
     }
 }
 
-/* Adds what fa_commit_columns kept out of LDS: every NaN and Inf in the V
- * rows from key `from` on, to the rows that see them.  Rare, so one key at a
- * time, at the end. */
-template <int KIND, int DIM, int OWN>
+/* Adds what fa_commit_columns kept out of LDS: every NaN and Inf in the V rows
+ * of tiles that not all rows see, to the rows that see them.  Rare, so one key
+ * at a time, at the end. */
+template <int KIND, int DIM, int OWN, int LEVEL>
 static FA_DEVICE void fa_add_specials(fa_rows<KIND, DIM, OWN> *rows,
-                                      fa_args_in a, const fa_matrix *v,
-                                      int first, int from, uint32_t tid)
+                                      fa_args_in a, uint32_t place,
+                                      const fa_matrix *v, int first,
+                                      uint32_t tid)
 {
     typedef fa_shape<KIND, DIM, OWN> shape;
     typedef FA_NUMBER(KIND) number;
-    int end = fa_last_key(a, first + shape::ROWS - 1) + 1;
     fa_steps steps = fa_steps_of<KIND>(v);
+    fa_tour tour;
+    int t = fa_start_tour<LEVEL, FA_FORWARD>(a, &tour, place, first,
+                                             shape::ROWS);
 
+    int key = t * FA_WALK;
+
+    /* One loop, because for each the compiler would move the sums about. */
 #pragma unroll 1
-    for (int key = from; key < end; key++) {
+    while (t < tour.range.end) {
+        bool sees_all = fa_all_seen<LEVEL, FA_FORWARD>(a, first, shape::ROWS,
+                                                       t * FA_WALK);
+        bool cleared = fa_may_hide<LEVEL>(a) || !sees_all;
+        uint32_t seen = 0; /* bit i: by owned row i */
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            int row = first + fa_own_row(OWN, tid, i);
+            bool sees = cleared && fa_sees<KIND, LEVEL>(a, place, row, key);
+            seen |= (uint32_t)sees << i;
+            fa_keep_order();
+        }
 #pragma unroll
         for (int e = 0; e < shape::CHANNELS; e++) {
-            int channel = fa_channel(shape::GROUP, tid, e / shape::GROUP) +
-                          e % shape::GROUP;
             fa_keep_order();
+            /* Or the addresses of all channels are kept. */
+            uint32_t lane = fa_opaque(tid);
+            int channel = fa_channel(shape::GROUP, lane, e / shape::GROUP) +
+                          e % shape::GROUP;
             number x = fa_load_element<KIND>(v, &steps, key, channel);
-            bool special = !(x - x == 0);
+            x = x - x == 0 ? (number)0 : x;
 #pragma unroll
             for (int i = 0; i < OWN; i++) {
-                int row = first + fa_own_row(OWN, tid, i);
-                bool seen = key <= fa_last_key(a, row);
-                rows->out[i][e] += special && seen ? x : (number)0;
+                /* Comparisons would take two scalar registers each. */
+                uint32_t own = seen << (31 - i);
+                rows->out[i][e] += fa_masked(x, (uint32_t)((int)own >> 31));
             }
+        }
+        key += cleared ? 1 : (int)FA_WALK;
+        if (key % FA_WALK == 0 || key >= a->seqlen_k) {
+            t = fa_tile_from<LEVEL>(a, &tour, place, first, t + 1);
+            key = t * FA_WALK;
         }
     }
 }
@@ -256,7 +300,7 @@ static FA_DEVICE float fa_lost(float lse, float sum, float log2_sum, float bias,
 }
 
 /* O, LSE, and what rounding takes from them if wanted. */
-template <int KIND, int DIM, int OWN, int LDS_BYTES>
+template <int KIND, int DIM, int OWN, int LDS_BYTES, int LEVEL>
 static FA_DEVICE void
 fa_store_rows(fa_args_in a, const fa_rows<KIND, DIM, OWN> *rows, int first,
               uint32_t place, const FA_NUMBER(KIND) scale_log2[OWN],
@@ -285,6 +329,9 @@ fa_store_rows(fa_args_in a, const fa_rows<KIND, DIM, OWN> *rows, int first,
         bool empty = sum == 0; /* not for NaN, which must come out */
 
         share[i] = empty ? (number)0 : (number)1 / packed;
+        if (LEVEL == FA_FULL) {
+            share[i] *= (number)a->keep_scale;
+        }
         if ((tid & 7) == 0 && row < a->seqlen_q) {
             number log2_sum = fa_log2(sum);
             number x = empty ? (number)-FA_INFINITY : (log2_sum - bias) * ln2;
@@ -352,7 +399,50 @@ static FA_DEVICE void fa_undo_keys(FA_NUMBER(KIND) s[OWN][FA_WALKED],
     }
 }
 
-template <int KIND, int DIM, int OWN>
+/* Scores become weights: p, and the sums of rows. */
+template <int KIND, int DIM, int OWN, int LEVEL>
+static FA_DEVICE void
+fa_take_scores(fa_rows<KIND, DIM, OWN> *rows, FA_NUMBER(KIND) s[OWN][FA_WALKED],
+               fa_weights<KIND> p[OWN], const FA_NUMBER(KIND) scale_log2[OWN],
+               fa_args_in a, uint32_t place, int first, int wave_first, int key,
+               uint32_t tid)
+{
+    typedef FA_NUMBER(KIND) number;
+    enum { WAVE_ROWS = fa_shape<KIND, DIM, OWN>::WAVE_ROWS };
+
+    a = fa_again(a);
+    if constexpr (LEVEL == FA_FULL) {
+        fa_make_scores<KIND, OWN, FA_FORWARD>(s, s, scale_log2, a, place, first,
+                                              key, tid);
+        a = fa_again(a);
+    }
+    if (!fa_all_seen<LEVEL, FA_FORWARD>(a, wave_first, WAVE_ROWS, key)) {
+        fa_hide<KIND, OWN, LEVEL, FA_FORWARD, false>(
+            s, s, (number)-FA_INFINITY, a, first, key, tid);
+    }
+    if constexpr (LEVEL == FA_FULL) {
+        number one[OWN];
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            one[i] = 1;
+        }
+        fa_softmax(rows, s, p, one, tid);
+        a = fa_again(a);
+        if (a->seed != nullptr) {
+#pragma unroll
+            for (int i = 0; i < OWN; i++) {
+                fa_drop_weights<KIND>(&p[i], a, place,
+                                      first + fa_own_row(OWN, tid, i),
+                                      key + (int)(tid & 7));
+                fa_keep_order(); /* or all calls are made at once */
+            }
+        }
+    } else {
+        fa_softmax(rows, s, p, scale_log2, tid);
+    }
+}
+
+template <int KIND, int DIM, int OWN, int LEVEL>
 static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
 {
     typedef fa_forward_layout<KIND, DIM, OWN> L;
@@ -363,16 +453,14 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
     int last_tile = (a->seqlen_q - 1) / ROWS;
     int first = (last_tile - (int)fa_group_x()) * ROWS;
     int wave_first = first + (int)fa_uniform(tid / FA_WAVE) * WAVE_ROWS;
-    int tiles = fa_tiles(a, first, ROWS);
-    int wave_tiles = fa_tiles(a, wave_first, WAVE_ROWS);
-    int wave_sees = fa_last_key(a, wave_first); /* the first of its rows */
-    int common_tiles = fa_common_tiles(a, first, ROWS);
+    fa_range wave = fa_range_of<LEVEL, FA_FORWARD>(a, wave_first, WAVE_ROWS);
     bool special = false;
-    uint32_t place = fa_place<L>(fa_group_z(), fa_group_y());
+    uint32_t place = fa_place<L, LEVEL>(fa_group_z(), fa_group_y());
     uint32_t key_place =
-        fa_place<L>(fa_group_z(), fa_group_y() / (uint32_t)a->group);
+        fa_place<L, LEVEL>(fa_group_z(), fa_group_y() / (uint32_t)a->group);
     fa_rows<KIND, DIM, OWN> rows;
     fa_staged<L> staged;
+    fa_tour tour;
     fa_fit fit;
     float v_scale = 1.0f;
     number scale_log2[OWN];
@@ -397,10 +485,11 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
                        0x1p-126f);
         }
     }
-    fa_start_rows(&rows);
-    if (tiles > 0) {
+    fa_start_rows<KIND, DIM, OWN, LEVEL>(&rows, a, place, tid);
+    int t = fa_start_tour<LEVEL, FA_FORWARD>(a, &tour, place, first, ROWS);
+    if (t < tour.range.end) {
         fa_tile q = fa_tile_of(FA_Q_AT, place, first, fa_flip<KIND>(a));
-        fa_tile k = fa_tile_of(FA_K_AT, key_place, 0, 0);
+        fa_tile k = fa_tile_of(FA_K_AT, key_place, t * FA_WALK, 0);
         fa_next next;
         fa_set_next(&next, FA_ROWS_OF, &k, &q);
         fa_fetch_next<L>(&staged, a, &next, tid);
@@ -408,9 +497,9 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
             fa_settle<L>(lds, &staged, a, &q, tid);
         }
     }
-    for (int t = 0; t < tiles; t++) {
+    while (t < tour.range.end) {
         int key = t * FA_WALK;
-        bool active = t < wave_tiles;
+        bool active = fa_is_active(&wave, tour.sink_tiles, t);
         number s[OWN][FA_WALKED];
         fa_weights<KIND> p[OWN];
 
@@ -422,36 +511,45 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
         float undo = 1.0f; /* of a key */
         if (KIND == FA_BF16) {
             undo = fa_undo_scale<KIND>(a, FA_K_AT, key_place,
-                                       key + (int)(tid & (FA_WALK - 1)));
+                                           key + (int)(tid & (FA_WALK - 1)));
         }
         fa_clear_products<OWN>(s);
         fa_set_next(&next, FA_COLUMNS_OF, &v, &q);
-        fa_walk_rows<L>(s, a, a->head_dim, lds, lds, &q, &k, undo,
-                        KIND == FA_BF16 ? 1 : 0, &staged, &next, active, &tid);
+        fa_walk_rows<L, false>(s, a, a->head_dim, lds, lds, &q, &k, undo,
+                               KIND == FA_BF16 ? 1 : 0, 0, &staged, &next,
+                               active, &tid);
         if (active) {
             if (KIND == FA_BF16) {
                 fa_undo_keys<KIND, OWN>(s, lds + L::AREA_AT, tid);
             }
-            if (key + FA_WALK - 1 > wave_sees) {
-                fa_mask_keys<KIND, OWN>(s, fa_again(a), first, key, tid);
-            }
-            fa_softmax(&rows, s, p, scale_log2, tid);
+            fa_take_scores<KIND, DIM, OWN, LEVEL>(&rows, s, p, scale_log2, a,
+                                                  place, first, wave_first, key,
+                                                  tid);
         }
-        k.first += FA_WALK;
-        fa_set_next(&next, t + 1 < tiles ? FA_ROWS_OF : FA_NOTHING, &k, &q);
-        special |=
-            fa_walk_columns<L>(rows.out, p, a, lds, &v, v_scale,
-                               t >= common_tiles, &staged, &next, active, &tid);
+        a = fa_again(a);
+        bool clear = fa_may_hide<LEVEL>(a) ||
+                     !fa_all_seen<LEVEL, FA_FORWARD>(a, first, ROWS, key);
+        t = fa_tile_from<LEVEL>(a, &tour, place, first, t + 1);
+        bool is_last = t >= tour.range.end;
+        k.first = is_last ? 0 : t * FA_WALK;
+        fa_set_next(&next, is_last ? FA_NOTHING : FA_ROWS_OF, &k, &q);
+        special |= fa_walk_columns<L>(rows.out, p, a, lds, &v, v_scale, clear,
+                                      &staged, &next, active, &tid);
     }
     a = fa_again(a);
-    common_tiles = fa_common_tiles(a, first, ROWS);
-    if (common_tiles < fa_tiles(a, first, ROWS) &&
-        fa_any_wave(special, lds + L::AREA_AT, tid)) {
+    if (fa_any_wave(special, lds + L::AREA_AT, tid)) {
         fa_matrix v = fa_matrix_at<KIND>(a, FA_V_AT, key_place);
-        fa_add_specials(&rows, a, &v, first, common_tiles * FA_WALK, tid);
+        fa_add_specials<KIND, DIM, OWN, LEVEL>(&rows, a, place, &v, first, tid);
     }
-    fa_store_rows<KIND, DIM, OWN, L::END>(fa_again(a), &rows, first, place,
-                                          scale_log2, v_scale, lds, tid);
+    if (LEVEL == FA_FULL) {
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            scale_log2[i] = 1;
+        }
+    }
+    fa_store_rows<KIND, DIM, OWN, L::END, LEVEL>(fa_again(a), &rows, first,
+                                                 place, scale_log2, v_scale, lds,
+                                                 tid);
 }
 
 #endif

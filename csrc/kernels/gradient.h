@@ -5,6 +5,7 @@
 #define FA_KERNELS_GRADIENT_H
 
 #include "fit.h"
+#include "score.h"
 #include "store.h"
 
 /* Which tensor takes which part. */
@@ -121,7 +122,7 @@ static FA_DEVICE void fa_own_numbers_of(fa_own_numbers<KIND, OWN> *own,
 #pragma unroll
         for (int n = 0; n < FA_ROW_NUMBERS; n++) {
             own->of[n][i] = 0;
-            if constexpr (PASS == FA_BACKWARD_Q) {
+            if constexpr (PASS != FA_BACKWARD_KV) {
                 own->of[n][i] = fa_row_number<KIND>(a, place, row, n);
             }
         }
@@ -148,7 +149,7 @@ static FA_DEVICE void fa_take(FA_NUMBER(KIND) x[OWN][FA_WALKED], int which,
     }
 }
 
-/* S becomes P. */
+/* S becomes P.  scale_log2: see FA_SHIFT, 1 with FA_FULL. */
 template <int KIND, int OWN, int PASS>
 static FA_DEVICE void fa_exponentials(FA_NUMBER(KIND) s[OWN][FA_WALKED],
                                       const fa_own_numbers<KIND, OWN> *own,

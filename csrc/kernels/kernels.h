@@ -12,6 +12,7 @@
 #define FA_KERNELS_KERNELS_H
 
 #include "backward.h"
+#include "bias.h"
 #include "forward.h"
 #include "prepare.h"
 
@@ -26,32 +27,44 @@
 /* A kernel of one pass: its LDS, and how many waves share a SIMD (two
  * workgroups of 256 threads share a compute unit if LDS holds both and the
  * compiler keeps to 128 registers). */
-template <int PASS, int KIND, int DIM, int OWN> struct fa_kernel {
+template <int PASS, int KIND, int DIM, int OWN, int LEVEL> struct fa_kernel {
     enum {
         LDS_BYTES = fa_backward_layout<KIND, DIM, OWN, PASS>::LDS_BYTES,
         WAVES = 1
     };
     static FA_DEVICE void run(fa_args_in a, fa_lds lds)
     {
-        fa_backward<KIND, DIM, OWN, PASS>(a, lds);
+        fa_backward<KIND, DIM, OWN, PASS, LEVEL>(a, lds);
     }
 };
 
-template <int KIND, int DIM, int OWN>
-struct fa_kernel<FA_FORWARD, KIND, DIM, OWN> {
+template <int KIND, int DIM, int OWN, int LEVEL>
+struct fa_kernel<FA_FORWARD, KIND, DIM, OWN, LEVEL> {
     typedef fa_forward_layout<KIND, DIM, OWN> layout;
     enum {
         LDS_BYTES = layout::END,
-        WAVES = layout::STAYS && KIND == FA_F16 ? 2 : 1
+        WAVES = layout::STAYS && KIND == FA_F16 && LEVEL == FA_PLAIN ? 2 : 1
     };
     static FA_DEVICE void run(fa_args_in a, fa_lds lds)
     {
-        fa_forward<KIND, DIM, OWN>(a, lds);
+        fa_forward<KIND, DIM, OWN, LEVEL>(a, lds);
     }
 };
 
-template <int KIND, int DIM, int OWN>
-struct fa_kernel<FA_PREPARE, KIND, DIM, OWN> {
+template <int KIND, int DIM, int OWN, int LEVEL>
+struct fa_kernel<FA_BACKWARD_BIAS, KIND, DIM, OWN, LEVEL> {
+    enum {
+        LDS_BYTES = fa_backward_layout<KIND, DIM, OWN, FA_BACKWARD_BIAS>::LDS_BYTES,
+        WAVES = 1
+    };
+    static FA_DEVICE void run(fa_args_in a, fa_lds lds)
+    {
+        fa_bias_gradient<KIND, DIM, OWN>(a, lds);
+    }
+};
+
+template <int KIND, int DIM, int OWN, int LEVEL>
+struct fa_kernel<FA_PREPARE, KIND, DIM, OWN, LEVEL> {
     enum { LDS_BYTES = KIND == FA_F64 ? 0 : 128, WAVES = 2 };
     static FA_DEVICE void run(fa_args_in a, fa_lds lds)
     {
@@ -59,12 +72,13 @@ struct fa_kernel<FA_PREPARE, KIND, DIM, OWN> {
     }
 };
 
-#define FA_MAKE_KERNEL(symbol, pass, kind, dim, rows, steps, threads,         \
+#define FA_MAKE_KERNEL(symbol, pass, kind, dim, level, rows, steps, threads,  \
                        lds_bytes)                                             \
-    FA_KERNEL(threads, (fa_kernel<pass, kind, dim, (rows) / 32>::WAVES))      \
+    FA_KERNEL(threads,                                                        \
+              (fa_kernel<pass, kind, dim, (rows) / 32, level>::WAVES))        \
     symbol(fa_args args)                                                      \
     {                                                                         \
-        typedef fa_kernel<pass, kind, dim, (rows) / 32> kernel;               \
+        typedef fa_kernel<pass, kind, dim, (rows) / 32, level> kernel;        \
         static_assert((steps) == FA_WALK && (threads) == FA_THREADS,          \
                       #symbol ": tile sizes of stage.h");                     \
         static_assert((int)(lds_bytes) == (int)kernel::LDS_BYTES,             \
@@ -75,8 +89,8 @@ struct fa_kernel<FA_PREPARE, KIND, DIM, OWN> {
 
 #define FA_VARIANT(symbol, pass, arith, reads, dim, level, rows, steps,     \
                    threads, lds_bytes)                                      \
-    FA_ROW_##arith(symbol, pass, (FA_KIND(arith, reads)), dim, rows, steps, \
-                   threads, lds_bytes)
+    FA_ROW_##arith(symbol, pass, (FA_KIND(arith, reads)), dim, level, rows, \
+                   steps, threads, lds_bytes)
 #include "variants.def"
 #undef FA_VARIANT
 

@@ -97,7 +97,8 @@ static FA_DEVICE double fa_exp2(double x)
 
 #pragma unroll
     for (int i = 10; i >= 0; i--) {
-        y = fa_fma(y, f, fa_fixed(c[i]));
+        double next = fa_fixed_behind(c[i], &y);
+        y = fa_fma(y, f, next);
     }
     return fa_ldexp(y, (int)n);
 }

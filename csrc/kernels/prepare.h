@@ -214,7 +214,10 @@ static FA_DEVICE void fa_set_weight(FA_GLOBAL Number *to, fa_args_in a,
         IS_DOUBLE ? (Number)1.4426950408889634 : (Number)1.44269502e+0f;
     const Number log2_e_low =
         IS_DOUBLE ? (Number)2.0355273740931033e-17 : (Number)1.92596299e-8f;
-    Number scale_log2 = (Number)fa_scale_log2<IS_DOUBLE ? FA_F64 : FA_F32>(a);
+    Number scale_log2 =
+        a->level == FA_FULL
+            ? (Number)1
+            : (Number)fa_scale_log2<IS_DOUBLE ? FA_F64 : FA_F32>(a);
     Number lse = ((const FA_GLOBAL Number *)a->lse)[at];
     bool has_low = !IS_DOUBLE && a->lse_lo != nullptr;
     Number low =
@@ -232,7 +235,9 @@ static FA_DEVICE void fa_set_weight(FA_GLOBAL Number *to, fa_args_in a,
     }
     low = low - low == 0 ? low : (Number)0;
     to[FA_SHIFT] = shift;
-    to[FA_BIAS] = fa_fma(shift, scale_log2, -high) - low;
+    to[FA_BIAS] = high == -FA_INFINITY
+                      ? high /* no key has a weight */
+                      : fa_fma(shift, scale_log2, -high) - low;
 }
 
 template <typename Number>
@@ -248,17 +253,35 @@ static FA_DEVICE Number fa_dlse_of(fa_args_in a, int batch, int head,
                               row * view->stride[2]];
 }
 
-/* The numbers of query `at`. */
+/* The numbers of query `at`; `head` is where a sink's score is. */
 template <typename Number>
-static FA_DEVICE void fa_set_row(fa_args_in a, int64_t at, Number delta,
-                                 Number dlse)
+static FA_DEVICE void fa_set_row(fa_args_in a, int64_t at, int head,
+                                 Number delta, Number dlse)
 {
+    enum { KIND = sizeof(Number) == 8 ? (int)FA_F64 : (int)FA_F32 };
     FA_GLOBAL Number *to = (FA_GLOBAL Number *)a->rows + at * FA_ROW_NUMBERS;
     bool known = sizeof(Number) == 8 || a->lse_lo != nullptr;
+    Number sum = dlse;
 
     to[FA_DELTA] = delta - dlse;
-    to[FA_DS_SUM] = known ? dlse : (Number)__builtin_nanf("");
     fa_set_weight<Number>(to, a, at);
+    if (a->sink != nullptr) {
+        Number score = ((const FA_GLOBAL Number *)a->sink)[head] *
+                       (Number)1.4426950408889634;
+        Number weight = score == -FA_INFINITY
+                            ? (Number)0
+                            : fa_weight<KIND>(score - to[FA_SHIFT], (Number)1,
+                                              to[FA_BIAS]);
+        Number dsink = weight * (dlse - delta);
+        sum -= dsink;
+        if (a->dsink != nullptr) {
+            ((FA_GLOBAL Number *)a->dsink)[at] = dsink;
+        }
+    }
+    /* Softcap multiplies each dS by a number of its own; then what rounding
+     * takes from them is made up for, and no more. */
+    sum = a->softcap != 0 ? (Number)0 : sum;
+    to[FA_DS_SUM] = known ? sum : (Number)__builtin_nanf("");
 }
 
 /* fp32 and fp64: sum_d dO[d] O[d] in the very order in which the passes form dP
@@ -343,7 +366,7 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
         int row = block * FA_BLOCK_ROWS + (int)tid;
         if (which == FA_DOUT_AT && tid < FA_BLOCK_ROWS && row < rows) {
             fa_set_row<Number>(
-                a, start + row,
+                a, start + row, head,
                 fa_delta_in_order<Number>(a, batch, head, row, wide),
                 fa_dlse_of<Number>(a, batch, head, row));
         }
@@ -385,7 +408,7 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
             Number dlse = fa_dlse_of<Number>(a, batch, head, r);
             one.norm = fa_fma((float)dlse, (float)dlse, one.norm);
             if (valid && (tid & 7) == 0) {
-                fa_set_row<Number>(a, start + r, delta, dlse);
+                fa_set_row<Number>(a, start + r, head, delta, dlse);
             }
         } else if (which == FA_V_AT && a->dlse.data != nullptr) {
             one.norm = (one.norm + 1.0f) * 4.0f;

@@ -106,9 +106,11 @@ static FA_DEVICE bool fa_all_seen(fa_args_in a, int first, int rows, int at)
     return fa_one<LEVEL>(before && at + FA_WALK - 1 <= to) != 0;
 }
 
-/* Puts `instead` where a row does not see; rows owned, others walked. */
-template <int KIND, int OWN, int LEVEL, int PASS>
+/* Puts `instead` where a row does not see, and with BOTH 0 into y; rows owned,
+ * others walked. */
+template <int KIND, int OWN, int LEVEL, int PASS, bool BOTH>
 static FA_DEVICE void fa_hide(FA_NUMBER(KIND) x[OWN][FA_WALKED],
+                              FA_NUMBER(KIND) y[OWN][FA_WALKED],
                               FA_NUMBER(KIND) instead, fa_args_in a, int first,
                               int walked, uint32_t tid)
 {
@@ -125,6 +127,9 @@ static FA_DEVICE void fa_hide(FA_NUMBER(KIND) x[OWN][FA_WALKED],
         for (int j = 0; j < FA_WALKED; j++) {
             bool seen = (8 * j >= from || 8 * j < sinks) && 8 * j <= to;
             x[i][j] = seen ? x[i][j] : instead;
+            if (BOTH) {
+                y[i][j] = seen ? y[i][j] : (FA_NUMBER(KIND))0;
+            }
         }
     }
 }

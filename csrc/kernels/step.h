@@ -10,6 +10,7 @@
 #ifndef FA_KERNELS_STEP_H
 #define FA_KERNELS_STEP_H
 
+#include "philox.h"
 #include "problem.h"
 
 /* Where things lie in LDS.
@@ -115,12 +116,12 @@ static FA_DEVICE fa_matrix fa_matrix_for(fa_args_in a, const fa_tile *tile)
 
 /* Batch and head as a fa_tile has them; in a vector register where scalar ones
  * are scarce. */
-template <typename L>
+template <typename L, int LEVEL>
 static FA_DEVICE uint32_t fa_place(uint32_t batch, uint32_t head)
 {
     uint32_t place = batch << 16 | head;
 
-    return L::STAYS ? place : fa_opaque(place);
+    return L::STAYS && LEVEL == FA_PLAIN ? place : fa_opaque(place);
 }
 
 /* The number of chunks of a row of `channels`. */
@@ -168,13 +169,14 @@ static FA_DEVICE void fa_settle(fa_lds to, fa_staged<L> *staged, fa_args_in a,
 
 /* S += own . walked, `channels` of each.  The first chunk is in `staged`.
  * active: this wave needs the product.  number: what thread t puts into array
- * t / 64 of the walked rows' numbers, for `arrays` of them. */
-template <typename L>
+ * t / 64 of the walked rows' numbers, for `arrays` of them.  kept: dropout's
+ * bits, if KEPT, see fa_make_kept. */
+template <typename L, bool KEPT>
 static FA_DEVICE void
 fa_walk_rows(typename L::number s[L::OWN][FA_WALKED], fa_args_in a,
              int channels, fa_lds own_rows, fa_lds lds, const fa_tile *own,
              const fa_tile *walked, typename L::number number, int arrays,
-             fa_staged<L> *staged, const fa_next *next, bool active,
+             uint32_t kept, fa_staged<L> *staged, const fa_next *next, bool active,
              uint32_t *thread)
 {
     enum { KIND = L::KIND, ROWS = L::ROWS };
@@ -201,6 +203,11 @@ fa_walk_rows(typename L::number s[L::OWN][FA_WALKED], fa_args_in a,
         if (arrays > 0 && chunk == 0 && (int)tid < arrays * FA_WALK) {
             fa_put_walked<KIND>(lds + L::AREA_AT, (int)(tid / FA_WALK), number,
                                 tid);
+        }
+        if constexpr (KEPT) {
+            if (chunk == 0) {
+                fa_put_kept<L::OWN>(lds + L::KEPT_AT, kept, tid);
+            }
         }
         fa_barrier(); /* both are in LDS */
         tid = fa_opaque(tid);

@@ -122,6 +122,19 @@ static FA_DEVICE float fa_fixed(float x)
     return x; /* a literal */
 }
 
+/* The same, and not before *y is known: else the constants of many polynomials
+ * in a row are all made first. */
+static FA_DEVICE double fa_fixed_behind(double x, double *y)
+{
+    asm volatile("" : "+s"(x), "+v"(*y));
+    return x;
+}
+
+static FA_DEVICE float fa_fixed_behind(float x, float *)
+{
+    return x;
+}
+
 /* Every thread of the workgroup, with its LDS accesses before it done.  On
  * gfx906 the compiler also waits for every global load here, so loads are
  * issued after a barrier, never just before one. */
@@ -365,6 +378,16 @@ static FA_DEVICE float fa_fixed(float x)
     return x;
 }
 
+static FA_DEVICE double fa_fixed_behind(double x, double *)
+{
+    return x;
+}
+
+static FA_DEVICE float fa_fixed_behind(float x, float *)
+{
+    return x;
+}
+
 static FA_DEVICE void fa_barrier(void)
 {
     __syncthreads();
@@ -522,6 +545,20 @@ template <typename To, typename From> static FA_DEVICE To fa_bits(From x)
     To y;
     __builtin_memcpy(&y, &x, sizeof y);
     return y;
+}
+
+/* x, or 0 without a bit of it: `mask` is all ones or zeros. */
+static FA_DEVICE float fa_masked(float x, uint32_t mask)
+{
+    return fa_bits<float>(fa_bits<uint32_t>(x) & mask);
+}
+
+static FA_DEVICE double fa_masked(double x, uint32_t mask)
+{
+    u32x2 half = fa_bits<u32x2>(x);
+    half.x &= mask;
+    half.y &= mask;
+    return fa_bits<double>(half);
 }
 
 /* The value of the first lane, in a scalar register. */

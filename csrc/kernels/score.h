@@ -1,0 +1,368 @@
+/* score.h: from products of queries and keys to the scores that softmax sees,
+ * in the kernels of FA_FULL.
+ *
+ *   x = |scale| q.k         (the sign of scale is in q)
+ *   x = c tanh(x / c)       softcap
+ *   x -= slope * |distance| ALiBi
+ *   x += bias
+ *   x = -inf                where the mask is 0, or the bias -inf
+ *
+ * all times log2(e).  Bias and mask are read element by element, each lane what
+ * it needs, at 32-bit offsets from the corner of a tile; rows and keys past the
+ * end read the last one.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause */
+#ifndef FA_KERNELS_SCORE_H
+#define FA_KERNELS_SCORE_H
+
+#include "philox.h"
+#include "problem.h"
+
+/* No bias takes more from a score than this, in base 2, unless it is -inf:
+ * where keys of a row are all "masked" by a huge number their weights are
+ * equal, and LSE is still a number that fp32 and its residue can hold. */
+#define FA_LOWEST_BIAS (-0x1p30f)
+
+/* -- softcap --------------------------------------------------------------- */
+
+/* A capped score, and its derivative by what it was. */
+template <typename Number> struct fa_capped {
+    Number score;
+    Number slope;
+};
+
+/* tanh for fp32 and fp64, where an error of 1e-7 c would count: from
+ * 2^y - 1 = 2^n (2^f - 1) + (2^n - 1), y = 2 |x| log2(e). */
+template <typename Number>
+static FA_DEVICE fa_capped<Number> fa_tanh(Number y)
+{
+    const double c[11] = {
+        0x1.62e42fefa39efp-1,  0x1.ebfbdff82c5adp-3,  0x1.c6b08d7049fd1p-5,
+        0x1.3b2ab6fb9f413p-7,  0x1.5d87fe78cf26dp-10, 0x1.43091310bf6b0p-13,
+        0x1.ffcbfba7b89b6p-17, 0x1.62bfc3c1c8a7cp-20, 0x1.b526788b3b73dp-24,
+        0x1.e620fb765be15p-28, 0x1.e7aa0f6005d3cp-32};
+    enum { TERMS = sizeof(Number) == 8 ? 11 : 7 };
+    const Number most = 60;
+    Number size = fa_abs(y);
+    Number bounded = size > most ? most : size; /* NaN stays */
+    Number n = fa_round(bounded);
+    Number f = bounded - n;
+    Number sum = (Number)c[TERMS - 1];
+
+#pragma unroll
+    for (int i = TERMS - 2; i >= 0; i--) {
+        Number next = fa_fixed_behind((Number)c[i], &sum);
+        sum = fa_fma(sum, f, next);
+    }
+    Number power = fa_exp2(n);
+    Number less_one = fa_fma(power, sum * f, power - 1);
+    Number inverse = (Number)1 / (less_one + 2);
+    Number t = less_one * inverse;
+    fa_capped<Number> made;
+
+    made.score = y < 0 ? -t : t;
+    made.slope = 4 * inverse * (1 - inverse);
+    return made;
+}
+
+template <int KIND>
+static FA_DEVICE fa_capped<FA_NUMBER(KIND)>
+fa_cap(FA_NUMBER(KIND) x, FA_NUMBER(KIND) factor, FA_NUMBER(KIND) cap)
+{
+    fa_capped<FA_NUMBER(KIND)> made;
+
+    if constexpr (FA_IS_HALF(KIND)) {
+        float inverse = fa_reciprocal(1.0f + fa_exp2(x * factor));
+        made.score = fa_fma(-2.0f * cap, inverse, cap);
+        made.slope = 4.0f * inverse * (1.0f - inverse);
+    } else {
+        made = fa_tanh<FA_NUMBER(KIND)>(x * factor);
+        made.score *= cap;
+    }
+    return made;
+}
+
+/* -- distances ------------------------------------------------------------- */
+
+/* The key at distance 0 from a query. */
+static FA_DEVICE int fa_own_key(fa_args_in a, int query)
+{
+    int r = fa_min_int(query, a->seqlen_q - 1);
+    return r + (a->span_q != nullptr
+                    ? ((const FA_GLOBAL fa_span_of_row *)a->span_q)[r].diagonal
+                    : a->alibi_diagonal);
+}
+
+template <int KIND, int OWN, int PASS>
+static FA_DEVICE void fa_add_alibi(FA_NUMBER(KIND) s[OWN][FA_WALKED],
+                                   fa_args_in a, uint32_t place, int first,
+                                   int walked, uint32_t tid)
+{
+    typedef FA_NUMBER(KIND) number;
+    enum { KV = PASS == FA_BACKWARD_KV };
+    const number log2_e = (number)1.4426950408889634;
+    uint32_t at = fa_uniform(place);
+    number slope =
+        ((const FA_GLOBAL number *)
+             a->alibi)[(int64_t)(at >> 16) * a->alibi_batch + (at & 0xffff)];
+    number less = fa_scalar(-slope * log2_e);
+    number walks[FA_WALKED];
+
+#pragma unroll
+    for (int j = 0; j < FA_WALKED; j++) {
+        int row = (int)(tid & 7) + 8 * j;
+        walks[j] =
+            (number)(KV ? fa_own_key(a, walked + row) - walked : row);
+    }
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        int row = first + fa_own_row(OWN, tid, i);
+        number own = (number)((KV ? row : fa_own_key(a, row)) - walked);
+#pragma unroll
+        for (int j = 0; j < FA_WALKED; j++) {
+            s[i][j] = fa_fma(fa_abs(own - walks[j]), less, s[i][j]);
+        }
+    }
+}
+
+/* -- bias and mask --------------------------------------------------------- */
+
+/* A tile of a (Sq, Sk) matrix. */
+typedef struct fa_plane {
+    fa_global_in base; /* of its corner */
+    uint32_t own;      /* strides in bytes */
+    uint32_t walked;
+    int last_own; /* the last row that exists, from the corner */
+    int last_walked;
+} fa_plane;
+
+template <int PASS>
+static FA_DEVICE fa_plane fa_plane_of(fa_args_in a, int view, int bytes,
+                                      uint32_t place, int first, int walked)
+{
+    enum { KV = PASS == FA_BACKWARD_KV };
+    const FA_CONSTANT fa_view *from = fa_view_at(a, view);
+    uint32_t at = fa_uniform(place);
+    int64_t own = from->stride[KV ? 3 : 2];
+    int64_t other = from->stride[KV ? 2 : 3];
+    fa_plane x;
+
+    x.base = (fa_global_in)from->data +
+             ((int64_t)(at >> 16) * from->stride[0] +
+              (int64_t)(at & 0xffff) * from->stride[1] + first * own +
+              walked * other) *
+                 bytes;
+    x.own = (uint32_t)own * (uint32_t)bytes;
+    x.walked = (uint32_t)other * (uint32_t)bytes;
+    x.last_own = (KV ? a->seqlen_k : a->seqlen_q) - 1 - first;
+    x.last_walked = (KV ? a->seqlen_q : a->seqlen_k) - 1 - walked;
+    return x;
+}
+
+/* Where owned row i lies, and walked row j, in bytes. */
+template <int OWN>
+static FA_DEVICE uint32_t fa_own_offset(const fa_plane *x, int i, uint32_t tid)
+{
+    return (uint32_t)fa_min_int(fa_own_row(OWN, tid, i), x->last_own) * x->own;
+}
+
+static FA_DEVICE uint32_t fa_walked_offset(const fa_plane *x, int j,
+                                           uint32_t tid)
+{
+    return (uint32_t)fa_min_int((int)(tid & 7) + 8 * j, x->last_walked) *
+           x->walked;
+}
+
+/* One element as a number, in base 2, added to a score. */
+template <int KIND>
+static FA_DEVICE FA_NUMBER(KIND)
+    fa_biased(FA_NUMBER(KIND) s, fa_global_in at, int stored)
+{
+    typedef FA_NUMBER(KIND) number;
+    const number log2_e = (number)1.4426950408889634;
+    number x;
+
+    if (stored == FA_F16) {
+        x = (number)fa_half_to_float(*(const FA_GLOBAL uint16_t *)at);
+        return fa_fma(x, log2_e, s); /* -65504 is not much */
+    }
+    if constexpr (KIND == FA_F64) {
+        x = *(const FA_GLOBAL double *)at;
+    } else {
+        x = stored == FA_F32
+                ? *(const FA_GLOBAL float *)at
+                : fa_bf16_to_float(*(const FA_GLOBAL uint16_t *)at);
+    }
+    x *= log2_e;
+    bool lower = x < (number)FA_LOWEST_BIAS && x > (number)-FA_INFINITY;
+    return s + (lower ? (number)FA_LOWEST_BIAS : x);
+}
+
+template <int KIND, int OWN, int STORED>
+static FA_DEVICE void fa_add_stored(FA_NUMBER(KIND) s[OWN][FA_WALKED],
+                                    const fa_plane *x, uint32_t tid)
+{
+    uint32_t walked[FA_WALKED];
+
+#pragma unroll
+    for (int j = 0; j < FA_WALKED; j++) {
+        walked[j] = fa_walked_offset(x, j, tid);
+    }
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        uint32_t own = fa_own_offset<OWN>(x, i, tid);
+        if (KIND == FA_F64) {
+            fa_keep_order(); /* comparisons take two scalar registers each */
+        }
+#pragma unroll
+        for (int j = 0; j < FA_WALKED; j++) {
+            s[i][j] =
+                fa_biased<KIND>(s[i][j], x->base + (own + walked[j]), STORED);
+        }
+    }
+}
+
+template <int KIND, int OWN, int PASS>
+static FA_DEVICE void fa_add_bias(FA_NUMBER(KIND) s[OWN][FA_WALKED],
+                                  fa_args_in a, uint32_t place, int first,
+                                  int walked, uint32_t tid)
+{
+    int stored = KIND == FA_F64 || KIND == FA_F32 ? (int)KIND : a->stored_bias;
+    fa_plane x = fa_plane_of<PASS>(a, FA_VIEW(bias), fa_bytes_of(stored), place,
+                                   first, walked);
+
+    if (KIND != FA_F64 && stored == FA_F32) {
+        fa_add_stored<KIND, OWN, FA_F32>(s, &x, tid);
+    } else if (FA_ELEMENT(KIND) == 2 && KIND != FA_F16 && stored == FA_BF16) {
+        fa_add_stored<KIND, OWN, FA_BF16>(s, &x, tid);
+    } else if (FA_ELEMENT(KIND) == 2 && KIND != FA_BF16) {
+        fa_add_stored<KIND, OWN, FA_F16>(s, &x, tid);
+    } else if (KIND == FA_F64) {
+        fa_add_stored<KIND, OWN, FA_F64>(s, &x, tid);
+    }
+}
+
+template <int KIND, int OWN, int PASS>
+static FA_DEVICE void fa_mask(FA_NUMBER(KIND) s[OWN][FA_WALKED], fa_args_in a,
+                              uint32_t place, int first, int walked,
+                              uint32_t tid)
+{
+    fa_plane x = fa_plane_of<PASS>(a, FA_VIEW(mask), 1, place, first, walked);
+    uint32_t offset[FA_WALKED];
+    uint32_t seen[OWN][FA_WALKED];
+
+#pragma unroll
+    for (int j = 0; j < FA_WALKED; j++) {
+        offset[j] = fa_walked_offset(&x, j, tid);
+    }
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        uint32_t own = fa_own_offset<OWN>(&x, i, tid);
+#pragma unroll
+        for (int j = 0; j < FA_WALKED; j++) {
+            seen[i][j] =
+                *(const FA_GLOBAL uint8_t *)(x.base + (own + offset[j]));
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        fa_keep_order(); /* comparisons take two scalar registers each */
+#pragma unroll
+        for (int j = 0; j < FA_WALKED; j++) {
+            s[i][j] = seen[i][j] != 0 ? s[i][j] : (FA_NUMBER(KIND))-FA_INFINITY;
+        }
+    }
+}
+
+/* -- all of it ------------------------------------------------------------- */
+
+/* s becomes what softmax sees.  factor: |scale| * log2(e) of each owned row.  In
+ * the passes for dQ, dK and dV dp is multiplied by softcap's derivative.
+ * `place` is of the queries. */
+template <int KIND, int OWN, int PASS>
+static FA_DEVICE void
+fa_make_scores(FA_NUMBER(KIND) s[OWN][FA_WALKED],
+               FA_NUMBER(KIND) dp[OWN][FA_WALKED],
+               const FA_NUMBER(KIND) factor[OWN], fa_args_in a, uint32_t place,
+         int first, int walked, uint32_t tid)
+{
+    typedef FA_NUMBER(KIND) number;
+
+    if (a->softcap != 0) {
+        number cap = fa_scalar((number)(a->softcap * 1.4426950408889634));
+        number inverse = fa_scalar((number)a->softcap_inverse);
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            number own = factor[i] * inverse;
+#pragma unroll
+            for (int j = 0; j < FA_WALKED; j++) {
+                if (!FA_IS_HALF(KIND)) {
+                    fa_keep_order(); /* long: one at a time */
+                }
+                fa_capped<number> one = fa_cap<KIND>(s[i][j], own, cap);
+                s[i][j] = one.score;
+                if (PASS == FA_BACKWARD_KV || PASS == FA_BACKWARD_Q) {
+                    dp[i][j] *= one.slope;
+                }
+            }
+        }
+        fa_keep_order(); /* see fa_walk_rows: the ends are not to be joined */
+    } else {
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+#pragma unroll
+            for (int j = 0; j < FA_WALKED; j++) {
+                s[i][j] *= factor[i];
+            }
+        }
+    }
+    a = fa_again(a);
+    if (a->alibi != nullptr) {
+        fa_add_alibi<KIND, OWN, PASS>(s, a, place, first, walked, tid);
+    }
+    if (a->bias.data != nullptr) {
+        fa_add_bias<KIND, OWN, PASS>(s, a, place, first, walked, tid);
+    }
+    a = fa_again(a);
+    if (a->mask.data != nullptr) {
+        fa_mask<KIND, OWN, PASS>(s, a, place, first, walked, tid);
+    }
+}
+
+/* Whether some key of a tile may be hidden by more than bounds. */
+template <int LEVEL> static FA_DEVICE bool fa_may_hide(fa_args_in a)
+{
+    return LEVEL == FA_FULL &&
+           (a->mask.data != nullptr || a->bias.data != nullptr);
+}
+
+/* Whether `row` sees `key`, for the rare case that asks for single ones. */
+template <int KIND, int LEVEL>
+static FA_DEVICE bool fa_sees(fa_args_in a, uint32_t place, int row, int key)
+{
+    fa_sight sight = fa_sight_of<LEVEL, FA_FORWARD>(a, row);
+    bool seen = (key >= sight.from || key < fa_sink_keys<LEVEL, FA_FORWARD>(a)) &&
+                key <= sight.to;
+
+    if constexpr (LEVEL == FA_FULL) {
+        int r = fa_min_int(row, a->seqlen_q - 1);
+        if (a->mask.data != nullptr) {
+            fa_plane x = fa_plane_of<FA_FORWARD>(a, FA_VIEW(mask), 1, place, 0, 0);
+            seen = seen && *(const FA_GLOBAL uint8_t *)(x.base +
+                                                        (int64_t)r * x.own +
+                                                        (int64_t)key * x.walked) != 0;
+        }
+        if (a->bias.data != nullptr) {
+            int stored =
+                KIND == FA_F64 || KIND == FA_F32 ? (int)KIND : a->stored_bias;
+            fa_plane x = fa_plane_of<FA_FORWARD>(
+                a, FA_VIEW(bias), fa_bytes_of(stored), place, 0, 0);
+            FA_NUMBER(KIND) one = fa_biased<KIND>(
+                0, x.base + ((int64_t)r * x.own + (int64_t)key * x.walked), stored);
+            seen = seen && one != (FA_NUMBER(KIND))-FA_INFINITY;
+        }
+    }
+    return seen;
+}
+
+#endif
