@@ -68,7 +68,7 @@ void test_contiguous(fa_tensor *t, int64_t b, int64_t h, int64_t s, int64_t d)
 fa_problem test_problem(int64_t batch, int64_t heads, int64_t key_heads,
                         int64_t seqlen_q, int64_t seqlen_k, int64_t dim)
 {
-    fa_problem p = {.scale = 1.0, .causal = FA_CAUSAL_NONE};
+    fa_problem p = {.scale = 1.0, .window_left = -1, .window_right = -1};
     test_contiguous(&p.q, batch, heads, seqlen_q, dim);
     test_contiguous(&p.k, batch, key_heads, seqlen_k, dim);
     test_contiguous(&p.v, batch, key_heads, seqlen_k, dim);
@@ -87,6 +87,15 @@ void test_head_dim_v(fa_problem *p, int64_t dim)
     test_contiguous(&p->v, p->v.size[0], p->v.size[1], p->v.size[2], dim);
     p->v.dtype = dtype;
     fa_tensor_like(&p->q, dim, &p->out);
+}
+
+void test_add_bias(fa_problem *p, fa_dtype dtype)
+{
+    fa_tensor *bias = &p->features.bias;
+    test_contiguous(bias, p->q.size[0], p->q.size[1], p->q.size[2],
+                    p->k.size[2]);
+    bias->dtype = dtype;
+    bias->data = (void *)0x7b1a5000;
 }
 
 fa_gradients test_gradients(const fa_problem *p, uint32_t wanted)

@@ -44,6 +44,8 @@ void test_contiguous(fa_tensor *t, int64_t b, int64_t h, int64_t s, int64_t d);
  * of v. */
 void test_retype(fa_problem *p, fa_dtype dtype);
 void test_head_dim_v(fa_problem *p, int64_t dim);
+/* A full bias, contiguous, at an address of its own; nothing is read there. */
+void test_add_bias(fa_problem *p, fa_dtype dtype);
 /* Gradients as the op makes them, dout like out, no dlse. */
 fa_gradients test_gradients(const fa_problem *p, uint32_t wanted);
 
