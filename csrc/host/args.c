@@ -257,6 +257,7 @@ static void set_numbers(fa_args *args, const fa_problem *p)
     const fa_features *f = &p->features;
     const uint32_t keep = fa_keep_of(f->dropout_p);
     args->softcap = f->softcap;
+    args->softcap_inverse = f->softcap > 0.0 ? 2.0 / f->softcap : 0.0;
     args->diagonal = last_diagonal(p);
     args->first_diagonal = first_diagonal(p);
     args->alibi_diagonal = own_diagonal(p);
