@@ -113,22 +113,22 @@ typedef struct fa_features {
     fa_tensor mask;  /* likewise, bytes: 0 is not seen; its dtype is not read */
     fa_tensor alibi; /* (B or 1, H) slopes in size[0] and [1], type of lse,
                       * contiguous: - slope * |distance| */
-    fa_tensor sink;  /* (H) in size[0], type of lse, contiguous: the score of one
+    fa_tensor sink; /* (H) in size[0], type of lse, contiguous: the score of one
                       * more key whose value is 0 */
-    double softcap;  /* scores become c tanh(s / c); 0: they do not */
-    double dropout_p;     /* of weights; 0 <= p < 1 */
-    const int64_t *seed;  /* seed and offset, where the kernel can read them */
-    int64_t sink_keys;    /* first keys that window_left never hides */
-    fa_tensor span_q;     /* (Sq, 4) int32 in size[0] and [1], contiguous,
+    double softcap; /* scores become c tanh(s / c); 0: they do not */
+    double dropout_p;    /* of weights; 0 <= p < 1 */
+    const int64_t *seed; /* seed and offset, where the kernel can read them */
+    int64_t sink_keys;   /* first keys that window_left never hides */
+    fa_tensor span_q;    /* (Sq, 4) int32 in size[0] and [1], contiguous,
                            * fa_span_of_row; dtype not read */
-    fa_tensor span_k;     /* (Sk, 2) likewise, fa_span_of_key; for the backward */
-    fa_tensor blocks;     /* (B, H, ceil(Sq / block_q), 1 + M) int32 contiguous,
+    fa_tensor span_k;   /* (Sk, 2) likewise, fa_span_of_key; for the backward */
+    fa_tensor blocks;   /* (B, H, ceil(Sq / block_q), 1 + M) int32 contiguous,
                            * the first two may be 1: the blocks of keys that a
                            * block of rows needs, a count and so many indices */
-    fa_tensor blocks_t;   /* (B, H, ceil(Sk / block_k), 1 + M) likewise, the
+    fa_tensor blocks_t; /* (B, H, ceil(Sk / block_k), 1 + M) likewise, the
                            * reverse; for the backward */
-    int64_t block_q;      /* rows of a block, a multiple of 128 */
-    int64_t block_k;      /* keys of a block, likewise */
+    int64_t block_q;    /* rows of a block, a multiple of 128 */
+    int64_t block_k;    /* keys of a block, likewise */
 } fa_features;
 
 /* Which of them a problem has, in the sense that a kernel must know of it. */
@@ -157,10 +157,10 @@ typedef struct fa_problem {
                     * NULL: not wanted */
     void *lse;     /* (B, H, Sq) contiguous; NULL until the launch */
     double scale;
-    int causal;       /* FA_CAUSAL_* */
+    int causal;           /* FA_CAUSAL_* */
     int64_t window_left;  /* keys before its own that a row sees; -1: all */
     int64_t window_right; /* and behind it; a causal mask allows none */
-    bool strict_bf16; /* products of bfloat16 in float, never in fp16 */
+    bool strict_bf16;     /* products of bfloat16 in float, never in fp16 */
     fa_features features;
 } fa_problem;
 

@@ -26,8 +26,8 @@ static fa_view view_of(const fa_tensor *t)
 /* A row's own key is at its number plus this. */
 static int32_t own_diagonal(const fa_problem *p)
 {
-    const bool top_left = p->causal == FA_CAUSAL_TOP_LEFT ||
-                          p->causal == FA_CAUSAL_NONE_TOP_LEFT;
+    const bool top_left =
+        p->causal == FA_CAUSAL_TOP_LEFT || p->causal == FA_CAUSAL_NONE_TOP_LEFT;
     return top_left ? 0 : (int32_t)(p->k.size[2] - p->q.size[2]);
 }
 

@@ -47,7 +47,7 @@ static int64_t largest_dim(fa_pass pass, fa_dtype dtype)
  * there (2^30 rows * 2^28 * 8 bytes, four times), and skip the slow
  * divisions. */
 fa_status fa_check_strides(const char *name, const fa_tensor *t,
-                               fa_error *error)
+                           fa_error *error)
 {
     int64_t room = INT64_MAX / 8;
     for (int d = 0; d < 4; d++) {
@@ -92,8 +92,7 @@ static fa_status check_tensor(const char *name, const fa_tensor *t,
 }
 
 fa_status fa_check_dtype(const char *name, const fa_tensor *t,
-                             fa_dtype expected, const char *whose,
-                             fa_error *error)
+                         fa_dtype expected, const char *whose, fa_error *error)
 {
     return t->dtype == expected
                ? FA_OK
@@ -121,7 +120,7 @@ static fa_status check_like(const char *name, const fa_tensor *t,
 /* Two elements of an output must never share memory: taken from the innermost
  * dimension outwards, each stride reaches past all that lies inside. */
 fa_status fa_check_overlap(const char *name, const fa_tensor *t,
-                               fa_error *error)
+                           fa_error *error)
 {
     for (int d = 0; d < 4 && !fa_tensor_is_empty(t); d++) {
         int64_t inside = 1;
@@ -146,8 +145,8 @@ fa_status fa_check_overlap(const char *name, const fa_tensor *t,
  * an output of its sizes.  Exact enough in floating point, and cannot
  * overflow. */
 fa_status fa_check_elements(const char *name, const fa_tensor *rows,
-                                int64_t head_dim, const char *output,
-                                fa_error *error)
+                            int64_t head_dim, const char *output,
+                            fa_error *error)
 {
     const double count = (double)rows->size[0] * (double)rows->size[1] *
                          (double)rows->size[2] * (double)head_dim;
@@ -172,8 +171,10 @@ static fa_status check_inputs(const fa_problem *p, int64_t widest,
                               fa_error *error)
 {
     fa_status status = FA_OK;
-    if ((status = fa_check_dtype("k", &p->k, p->q.dtype, "q", error)) != FA_OK ||
-        (status = fa_check_dtype("v", &p->v, p->q.dtype, "q", error)) != FA_OK ||
+    if ((status = fa_check_dtype("k", &p->k, p->q.dtype, "q", error)) !=
+            FA_OK ||
+        (status = fa_check_dtype("v", &p->v, p->q.dtype, "q", error)) !=
+            FA_OK ||
         (status = check_tensor("q", &p->q, widest, error)) != FA_OK ||
         (status = check_tensor("k", &p->k, widest, error)) != FA_OK ||
         (status = check_tensor("v", &p->v, widest, error)) != FA_OK ||

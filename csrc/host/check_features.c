@@ -103,8 +103,7 @@ static fa_status check_slopes_and_sink(const fa_problem *p, fa_error *error)
         return status;
     }
     if (sink->data != NULL &&
-        ((status = fa_check_dtype("sink", sink, sums, "lse", error)) !=
-             FA_OK ||
+        ((status = fa_check_dtype("sink", sink, sums, "lse", error)) != FA_OK ||
          (status = check_dense("sink", sink, 1, (int64_t[4]){heads}, error)) !=
              FA_OK)) {
         return status;
@@ -215,10 +214,9 @@ static fa_status check_spans(const fa_problem *p, bool backward,
                                             error)) != FA_OK) {
         return status;
     }
-    return of_keys->data == NULL
-               ? FA_OK
-               : check_dense("span_k", of_keys, 2, (int64_t[4]){keys, 2},
-                             error);
+    return of_keys->data == NULL ? FA_OK
+                                 : check_dense("span_k", of_keys, 2,
+                                               (int64_t[4]){keys, 2}, error);
 }
 
 static fa_status check_block_size(const char *name, int64_t size,
@@ -236,9 +234,9 @@ static fa_status check_lists(const char *name, const fa_tensor *t,
                              const fa_problem *p, int64_t length, int64_t own,
                              fa_error *error)
 {
-    const int64_t size[4] = {
-        t->size[0] == 1 ? 1 : p->q.size[0], t->size[1] == 1 ? 1 : p->q.size[1],
-        (length + own - 1) / own, t->size[3]};
+    const int64_t size[4] = {t->size[0] == 1 ? 1 : p->q.size[0],
+                             t->size[1] == 1 ? 1 : p->q.size[1],
+                             (length + own - 1) / own, t->size[3]};
     if (t->size[3] < 1 || t->size[3] > FA_LENGTH_MAX) {
         return fa_fail(error, FA_EINVAL,
                        "%s: expected a size of 1..%d in dimension 3, got %lld",
@@ -271,10 +269,9 @@ static fa_status check_blocks(const fa_problem *p, bool backward,
                                             "blocks", error)) != FA_OK) {
         return status;
     }
-    return f->blocks_t.data == NULL
-               ? FA_OK
-               : check_lists("blocks_t", &f->blocks_t, p, keys, f->block_k,
-                             error);
+    return f->blocks_t.data == NULL ? FA_OK
+                                    : check_lists("blocks_t", &f->blocks_t, p,
+                                                  keys, f->block_k, error);
 }
 
 /* -- all of them ----------------------------------------------------------- */
@@ -320,8 +317,8 @@ static fa_status check_dbias(const fa_problem *p, const fa_gradients *g,
                            (long long)t->size[d]);
         }
     }
-    status = check_scores("dbias", t, (int64_t)fa_dtype_bytes(t->dtype), p,
-                          error);
+    status =
+        check_scores("dbias", t, (int64_t)fa_dtype_bytes(t->dtype), p, error);
     return status == FA_OK ? fa_check_overlap("dbias", t, error) : status;
 }
 
@@ -338,8 +335,8 @@ static fa_status check_dsink(const fa_problem *p, const fa_gradients *g,
     }
     fa_status status = fa_check_dtype("dsink", t, sums, "lse", error);
     return status == FA_OK
-               ? check_dense("dsink", t, 4,
-                             (int64_t[4]){q[0], q[1], q[2], 1}, error)
+               ? check_dense("dsink", t, 4, (int64_t[4]){q[0], q[1], q[2], 1},
+                             error)
                : status;
 }
 

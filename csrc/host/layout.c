@@ -120,8 +120,8 @@ void fa_gradients_like(const fa_problem *p, bool in_float, fa_gradients *g)
         g->dq.dtype = g->dk.dtype = g->dv.dtype = FA_F32;
     }
     const fa_tensor *bias = &p->features.bias;
-    g->dbias =
-        fa_tensor_of_rows(NULL, bias->dtype, bias, bias->size[2], bias->size[3]);
+    g->dbias = fa_tensor_of_rows(NULL, bias->dtype, bias, bias->size[2],
+                                 bias->size[3]);
     g->dsink = fa_tensor_of_rows(NULL, fa_dtype_of_sums(p->q.dtype), &p->q,
                                  p->q.size[2], 1);
 }

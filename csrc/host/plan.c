@@ -29,7 +29,7 @@
 
 uint32_t fa_keep_of(double dropout_p)
 {
-    const double keep = nearbyint((1.0 - dropout_p) * FA_KEEP_ALL);
+    const double keep = floor((1.0 - dropout_p) * FA_KEEP_ALL + 0.5);
     return keep < 1.0 ? 1 : (uint32_t)keep;
 }
 
@@ -56,9 +56,8 @@ static const fa_variant *choose(const fa_problem *p, fa_pass pass,
 {
     const int64_t dim =
         p->q.size[3] > p->v.size[3] ? p->q.size[3] : p->v.size[3];
-    const fa_level level = pass != FA_PREPARE && fa_features_of(p) != 0
-                               ? FA_FULL
-                               : FA_PLAIN;
+    const fa_level level =
+        pass != FA_PREPARE && fa_features_of(p) != 0 ? FA_FULL : FA_PLAIN;
     for (size_t i = 0; i < FA_VARIANT_COUNT; i++) {
         const fa_variant *row = &fa_variants[i];
         if (row->pass == pass && row->dim >= dim && row->level == level &&
@@ -337,8 +336,7 @@ static fa_status plan_steps(const fa_problem *p, const fa_gradients *g,
             add_passes(p, g, plan, own_arith(p), fast ? unfit : usual, error);
     }
     if (status == FA_OK && (g->wanted & FA_WANT_DBIAS) != 0) {
-        status =
-            add_step(p, plan, FA_BACKWARD_BIAS, wide_arith, usual, error);
+        status = add_step(p, plan, FA_BACKWARD_BIAS, wide_arith, usual, error);
     }
     if (status == FA_OK) {
         note_narrow(p, g, plan);

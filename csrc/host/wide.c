@@ -113,9 +113,9 @@ static void append_cause(char *text, const fa_narrow *why)
 /* What a plan has beyond what FA_PLAIN knows, in the order of FA_HAS_*. */
 static void append_features(char *text, uint32_t features)
 {
-    static const char *const names[] = {
-        "bias",    "mask",      "alibi", "sink",  "softcap",
-        "dropout", "sink keys", "spans", "blocks"};
+    static const char *const names[] = {"bias",      "mask",    "alibi",
+                                        "sink",      "softcap", "dropout",
+                                        "sink keys", "spans",   "blocks"};
     const size_t count = sizeof names / sizeof names[0];
     bool first = true;
     for (size_t i = 0; i < count; i++) {

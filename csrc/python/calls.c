@@ -167,8 +167,7 @@ PyObject *fa_module_forward(PyObject *module, PyObject *const *args,
     (void)module;
 
     if (fa_check_count("forward", count, FEATURES, ARGS) ||
-        parse_where(args, &w) ||
-        fa_parse_pointer(args[Q_PTR], &p.q.data) ||
+        parse_where(args, &w) || fa_parse_pointer(args[Q_PTR], &p.q.data) ||
         fa_parse_pointer(args[K_PTR], &p.k.data) ||
         fa_parse_pointer(args[V_PTR], &p.v.data) ||
         fa_parse_pointer(args[OUT_PTR], &p.out.data) ||

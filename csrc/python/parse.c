@@ -159,10 +159,10 @@ int fa_parse_features(PyObject *from, fa_problem *problem)
     const struct {
         const char *name;
         fa_tensor *to;
-    } tensors[] = {{"bias", &f->bias},       {"mask", &f->mask},
-                   {"alibi", &f->alibi},     {"sink", &f->sink},
-                   {"seed", &seed},          {"span_q", &f->span_q},
-                   {"span_k", &f->span_k},   {"blocks", &f->blocks},
+    } tensors[] = {{"bias", &f->bias},        {"mask", &f->mask},
+                   {"alibi", &f->alibi},      {"sink", &f->sink},
+                   {"seed", &seed},           {"span_q", &f->span_q},
+                   {"span_k", &f->span_k},    {"blocks", &f->blocks},
                    {"blocks_t", &f->blocks_t}};
     enum { TENSORS = sizeof tensors / sizeof tensors[0] };
     double *const doubles[] = {&f->softcap, &f->dropout_p};

@@ -151,8 +151,8 @@ static fa_status parse(const char *name, fa_torch_tensor from, int dims,
                        fa_error *error)
 {
     int32_t code = 0;
-    const fa_status status = fa_torch_parse_shape(name, from, dims, axes, to,
-                                                  &code, on, error);
+    const fa_status status =
+        fa_torch_parse_shape(name, from, dims, axes, to, &code, on, error);
     return status == FA_OK ? fa_torch_parse_dtype(name, code, &to->dtype, error)
                            : status;
 }

@@ -43,11 +43,11 @@ enum {
     FA_OPTION_BLOCK_K,
     FA_OPTIONS
 };
-#define FA_OPTIONS_SCHEMA                                                  \
-    "Tensor bias, Tensor mask, Tensor alibi, Tensor sink, Tensor seed, "   \
-    "Tensor span_q, Tensor span_k, Tensor blocks, Tensor blocks_t, "       \
-    "float scale, float softcap, float dropout_p, int causal, "            \
-    "int window_left, int window_right, int sink_keys, int block_q, "      \
+#define FA_OPTIONS_SCHEMA                                                \
+    "Tensor bias, Tensor mask, Tensor alibi, Tensor sink, Tensor seed, " \
+    "Tensor span_q, Tensor span_k, Tensor blocks, Tensor blocks_t, "     \
+    "float scale, float softcap, float dropout_p, int causal, "          \
+    "int window_left, int window_right, int sink_keys, int block_q, "    \
     "int block_k"
 
 fa_torch_tensor fa_torch_as_tensor(uint64_t word);

@@ -38,8 +38,8 @@ static fa_status parse_floats(const char *name, uint64_t word, int dims,
 {
     int32_t code = 0;
     bool present = false;
-    const fa_status status = parse_one(name, word, dims, axes, on, to, &code,
-                                       &present, error);
+    const fa_status status =
+        parse_one(name, word, dims, axes, on, to, &code, &present, error);
     return present && status == FA_OK
                ? fa_torch_parse_dtype(name, code, &to->dtype, error)
                : status;
@@ -55,8 +55,8 @@ static fa_status parse_typed(const char *name, uint64_t word, int dims,
     bool present = false;
     fa_dtype dtype = FA_F16;
     fa_error ignored;
-    fa_status status = parse_one(name, word, dims, axes, on, to, &code,
-                                 &present, error);
+    fa_status status =
+        parse_one(name, word, dims, axes, on, to, &code, &present, error);
     if (status != FA_OK || !present || code == expected) {
         return status;
     }
@@ -125,10 +125,9 @@ static fa_status parse_lists(const uint64_t *options, const fa_torch_device *on,
     };
     fa_status status = FA_OK;
     for (int i = 0; i < 4 && status == FA_OK; i++) {
-        status = parse_typed(lists[i].name, options[lists[i].at],
-                             lists[i].dims, lists[i].axes,
-                             fa_torch.dtype_int32(), "int32", on, lists[i].to,
-                             error);
+        status = parse_typed(lists[i].name, options[lists[i].at], lists[i].dims,
+                             lists[i].axes, fa_torch.dtype_int32(), "int32", on,
+                             lists[i].to, error);
     }
     return status;
 }
