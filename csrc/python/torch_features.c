@@ -72,16 +72,21 @@ static fa_status parse_typed(const char *name, uint64_t word, int dims,
 static fa_status parse_alibi(uint64_t word, const fa_torch_device *on,
                              fa_tensor *to, fa_error *error)
 {
+    const fa_torch_tensor from = fa_torch_as_tensor(word);
     int64_t dim = 0;
-    if (fa_torch.get_dim(fa_torch_as_tensor(word), &dim) == 0 && dim == 1) {
-        const fa_status status =
-            parse_floats("alibi", word, 1, "heads", on, to, error);
-        to->size[1] = to->size[0];
-        to->stride[1] = to->stride[0];
-        to->size[0] = 1;
+    bool absent = true;
+    fa_status status = fa_torch_is_absent("alibi", from, &absent, error);
+    if (status != FA_OK || absent) {
         return status;
     }
-    return parse_floats("alibi", word, 2, "batch, heads", on, to, error);
+    if (fa_torch.get_dim(from, &dim) == 0 && dim != 1) {
+        return parse_floats("alibi", word, 2, "batch, heads", on, to, error);
+    }
+    status = parse_floats("alibi", word, 1, "heads", on, to, error);
+    to->size[1] = to->size[0];
+    to->stride[1] = to->stride[0];
+    to->size[0] = 1;
+    return status;
 }
 
 static fa_status parse_seed(uint64_t word, const fa_torch_device *on,
