@@ -311,7 +311,7 @@ static void check_backward(test_run *run, const shape *s)
     double *dk = all + count_of(&f.g.dq);
     double *dv = dk + count_of(&f.g.dk);
     double *scratch = dv + count_of(&f.g.dv);
-    fa_reference_backward(&f.p, &f.g, all, dk, dv, scratch);
+    fa_reference_backward(&f.p, &f.g, all, dk, dv, NULL, NULL, scratch);
     check_result(run, "dq", &f.g.dq, all, bound(s->dtype));
     check_result(run, "dk", &f.g.dk, dk, bound(s->dtype));
     check_result(run, "dv", &f.g.dv, dv, bound(s->dtype));
