@@ -113,25 +113,40 @@ typedef struct fa_features {
     fa_tensor mask;  /* likewise, bytes: 0 is not seen; its dtype is not read */
     fa_tensor alibi; /* (B or 1, H) slopes in size[0] and [1], type of lse,
                       * contiguous: - slope * |distance| */
-    fa_tensor sink;  /* (H) in size[0], type of lse, contiguous: the score of one
+    fa_tensor sink; /* (H) in size[0], type of lse, contiguous: the score of one
                       * more key whose value is 0 */
-    double softcap;  /* scores become c tanh(s / c); 0: they do not */
-    double dropout_p;      /* of weights; 0 <= p < 1 */
-    const int64_t *seed;   /* seed and offset, where the kernel can read them */
-    int64_t sink_keys;     /* first keys that a window never hides */
-    fa_tensor span_q;      /* (Sq, 4) int32, fa_span_of_row; dtype not read */
-    fa_tensor span_k;      /* (Sk, 2) int32, fa_span_of_key; for the backward */
-    fa_tensor blocks;      /* (B, H, ceil(Sq / block_q), 1 + M) int32, the first
-                            * two may be 1: the blocks of keys that a block of
-                            * rows needs, a count and so many indices */
-    fa_tensor blocks_t;    /* (B, H, ceil(Sk / block_k), 1 + M) int32, the
-                            * reverse; for the backward */
-    int64_t block_q;       /* rows of a block, a multiple of 128 */
-    int64_t block_k;       /* keys of a block, likewise */
+    double softcap; /* scores become c tanh(s / c); 0: they do not */
+    double dropout_p;    /* of weights; 0 <= p < 1 */
+    const int64_t *seed; /* seed and offset, where the kernel can read them */
+    int64_t sink_keys;   /* first keys that window_left never hides */
+    fa_tensor span_q;    /* (Sq, 4) int32 in size[0] and [1], contiguous,
+                           * fa_span_of_row; dtype not read */
+    fa_tensor span_k;   /* (Sk, 2) likewise, fa_span_of_key; for the backward */
+    fa_tensor blocks;   /* (B, H, ceil(Sq / block_q), 1 + M) int32 contiguous,
+                           * the first two may be 1: the blocks of keys that a
+                           * block of rows needs, a count and so many indices */
+    fa_tensor blocks_t; /* (B, H, ceil(Sk / block_k), 1 + M) likewise, the
+                           * reverse; for the backward */
+    int64_t block_q;    /* rows of a block, a multiple of 128 */
+    int64_t block_k;    /* keys of a block, likewise */
 } fa_features;
 
+/* Which of them a problem has, in the sense that a kernel must know of it. */
+enum {
+    FA_HAS_BIAS = 1 << 0,
+    FA_HAS_MASK = 1 << 1,
+    FA_HAS_ALIBI = 1 << 2,
+    FA_HAS_SINK = 1 << 3,
+    FA_HAS_SOFTCAP = 1 << 4,
+    FA_HAS_DROPOUT = 1 << 5,
+    FA_HAS_SINK_KEYS = 1 << 6, /* and a window that could hide them */
+    FA_HAS_SPANS = 1 << 7,
+    FA_HAS_BLOCKS = 1 << 8
+};
+
 /* out[b,h,i] = sum_j softmax_j(scale * q[b,h,i].k[b,h',j]) v[b,h',j] with
- * h' = h / (H / Hk); lse[b,h,i] = log(sum_j exp(scale * q.k)).
+ * h' = h / (H / Hk); lse[b,h,i] = log(sum_j exp(scale * q.k)), both over the
+ * keys that a row sees and with `features`.
  * q, k, v and out have one type; lse is float, or double where they are. */
 typedef struct fa_problem {
     fa_tensor q;   /* (B, H, Sq, D) */
@@ -142,10 +157,10 @@ typedef struct fa_problem {
                     * NULL: not wanted */
     void *lse;     /* (B, H, Sq) contiguous; NULL until the launch */
     double scale;
-    int causal;       /* FA_CAUSAL_* */
+    int causal;           /* FA_CAUSAL_* */
     int64_t window_left;  /* keys before its own that a row sees; -1: all */
     int64_t window_right; /* and behind it; a causal mask allows none */
-    bool strict_bf16; /* products of bfloat16 in float, never in fp16 */
+    bool strict_bf16;     /* products of bfloat16 in float, never in fp16 */
     fa_features features;
 } fa_problem;
 
@@ -174,7 +189,7 @@ typedef struct fa_gradients {
 } fa_gradients;
 
 enum {
-    FA_MAX_STEPS = 5,
+    FA_MAX_STEPS = 6,
     FA_TENSORS = 8 /* as many as there are FA_SET_* bits, in their order */
 };
 
@@ -217,7 +232,7 @@ typedef enum fa_work {
     FA_WORK_STEPS,  /* launch the steps */
     FA_WORK_NONE,   /* no output has an element */
     FA_WORK_NO_KEYS /* nothing is seen: fill out with 0 and lse with -inf,
-                     * gradients with 0 */
+                     * gradients with 0; then launch the steps, if any */
 } fa_work;
 
 /* A plan holds for any addresses; `narrow` tells of those it was made for. */
@@ -227,7 +242,8 @@ typedef struct fa_plan {
     int32_t count;
     fa_step step[FA_MAX_STEPS]; /* in the order of the stream */
     fa_workspace workspace;
-    uint32_t tensors; /* FA_SET_* that the call has */
+    uint32_t features; /* FA_HAS_*; if any, the level is FA_FULL */
+    uint32_t tensors;  /* FA_SET_* that the call has */
     fa_narrow narrow[FA_TENSORS];
 } fa_plan;
 
@@ -251,7 +267,8 @@ void fa_residue_parts(const fa_problem *problem, fa_tensor *lse_lo,
  * For sizes that a plan would refuse the strides mean nothing. */
 void fa_tensor_like(const fa_tensor *like, int64_t head_dim, fa_tensor *out);
 /* Sets dq, dk and dv to the like of q, k and v; `in_float`: to float where
- * those are of 16 bits. */
+ * those are of 16 bits.  dbias and dsink become contiguous; without a bias the
+ * former means nothing. */
 void fa_gradients_like(const fa_problem *problem, bool in_float,
                        fa_gradients *gradients);
 
@@ -267,11 +284,11 @@ fa_status fa_plan_backward(const fa_problem *problem,
  * the strict kernel behind a fast one. */
 bool fa_step_is_main(const fa_step *step);
 
-/* The symbols of those steps, joined by "+". */
+/* The symbols of those steps, or of FA_PREPARE if it is all, joined by "+". */
 enum { FA_SYMBOLS_CHARS = 256 };
 void fa_plan_symbols(const fa_plan *plan, char text[FA_SYMBOLS_CHARS]);
 
-enum { FA_WHY_CHARS = 512 };
+enum { FA_WHY_CHARS = 640 };
 void fa_plan_why(const fa_plan *plan, char text[FA_WHY_CHARS]);
 
 /* -- running it ------------------------------------------------------------ */

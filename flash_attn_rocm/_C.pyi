@@ -9,6 +9,9 @@ class Error(ValueError): ...
 
 _Four = tuple[int, ...]
 
+# See csrc/python/calls.c.
+_Features = tuple[Any, ...] | None
+
 _Plan = tuple[
     str, tuple[int, int, int], str, tuple[tuple[str, tuple[int, int, int]], ...], int
 ]
@@ -22,7 +25,12 @@ def configure(
 ) -> None: ...
 def register_ops() -> bool: ...
 def workspace(
-    dtype: int, q_size: _Four, k_size: _Four, v_size: _Four, wanted: int
+    dtype: int,
+    q_size: _Four,
+    k_size: _Four,
+    v_size: _Four,
+    wanted: int,
+    features: _Features = None,
 ) -> int: ...
 def forward(
     device_type: int,
@@ -47,6 +55,7 @@ def forward(
     out_stride: _Four,
     scale: float,
     causal: int,
+    features: _Features = None,
 ) -> None: ...
 def backward(
     device_type: int,
@@ -83,6 +92,9 @@ def backward(
     dv_stride: _Four,
     scale: float,
     causal: int,
+    features: _Features = None,
+    dbias_ptr: int = 0,
+    dsink_ptr: int = 0,
 ) -> None: ...
 def load(
     device_type: int, device_index: int, arch: str | None, dtype: int | None = None
@@ -102,6 +114,7 @@ def plan(
     causal: int,
     wanted: int = 0,
     grads_fp32: bool = False,
+    features: _Features = None,
 ) -> _Plan: ...
 def last_call() -> tuple[str, str, str, str, int, int] | None: ...
 def record_fallback(reason: str) -> None: ...

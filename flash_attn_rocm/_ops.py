@@ -21,10 +21,12 @@ from torch import Tensor
 
 from . import _torch
 from ._config import config, logger, simulator_path
+from ._features import Features
 from ._simulate import launch_arch
 from ._version import TORCH_MIN, TORCH_MIN_TEXT, __version__
 
 Three = tuple[Tensor, Tensor, Tensor]
+Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 _FEATURES = (
     "Tensor bias, Tensor mask, Tensor alibi, Tensor sink, Tensor seed, Tensor span_q, "
@@ -41,9 +43,23 @@ BACKWARD_SCHEMA = (
     f"Tensor lse, Tensor out_lo, {_FEATURES}int wanted, bool grads_fp32) -> "
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)"
 )
-CAUSAL_NONE, CAUSAL_TOP_LEFT, CAUSAL_BOTTOM_RIGHT = 0, 1, 2
+# The last is no mask either, but windows and ALiBi start at the top left.
+CAUSAL_NONE, CAUSAL_TOP_LEFT, CAUSAL_BOTTOM_RIGHT, CAUSAL_NONE_TOP_LEFT = 0, 1, 2, 3
 # The set `wanted` of bwd.
-WANT_DQ, WANT_DK, WANT_DV = 1, 2, 4
+WANT_DQ, WANT_DK, WANT_DV, WANT_DBIAS, WANT_DSINK = 1, 2, 4, 8, 16
+
+# Those of _FEATURES that are tensors, in its order.
+FEATURE_TENSORS = (
+    "bias",
+    "mask",
+    "alibi",
+    "sink",
+    "seed",
+    "span_q",
+    "span_k",
+    "blocks",
+    "blocks_t",
+)
 
 HALVES = (torch.float16, torch.bfloat16)
 DTYPES = (*HALVES, torch.float32, torch.float64)
@@ -52,7 +68,7 @@ _DTYPE_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 # Results of load(), which runs once, at import.
 ext: Any = None  # the extension module, None if it cannot be imported
 op: Callable[..., Three] | None = None
-backward_op: Callable[..., Three] | None = None
+backward_op: Callable[..., Five] | None = None
 source: str | None = None  # "c" or "python": who registered the ops
 unavailable: str | None = None  # why there are no ops
 
@@ -63,14 +79,15 @@ def dtype_code(dtype: torch.dtype) -> int:
 
 
 def features(none: Tensor, scale: float, causal: int) -> tuple[Any, ...]:
-    """The arguments of _FEATURES; those that nothing serves yet are absent.
+    """The arguments of _FEATURES for a call that has none of them.
 
     Args:
         none: a tensor without elements, which stands for an absent one.
         scale: factor on the scores before softmax.
         causal: CAUSAL_*.
     """
-    return (none, none, none, none, none, none, scale, 0.0, 0.0, causal, -1, -1)
+    absent: dict[str, Any] = dict.fromkeys(FEATURE_TENSORS)
+    return Features(**absent, scale=scale, causal=causal).op_args(none)
 
 
 _libraries: list[Any] = []  # registrations live as long as these objects
@@ -162,8 +179,15 @@ def outputs(q: Tensor, v: Tensor, needs_grad: bool) -> Three:
     return out, lse, lse.new_empty((size_lo,))
 
 
-def gradients(q: Tensor, k: Tensor, v: Tensor, wanted: int, grads_fp32: bool) -> Three:
-    """Uninitialised dq, dk and dv; without elements where not wanted."""
+def gradients(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    wanted: int,
+    grads_fp32: bool,
+) -> Five:
+    """Uninitialised results of bwd; without elements where not wanted."""
     dtype = torch.float32 if grads_fp32 and q.dtype in HALVES else q.dtype
     dq, dk, dv = (
         torch.empty_like(tensor, dtype=dtype, requires_grad=False)
@@ -171,26 +195,38 @@ def gradients(q: Tensor, k: Tensor, v: Tensor, wanted: int, grads_fp32: bool) ->
         else tensor.new_empty((0,), dtype=dtype)
         for tensor, bit in ((q, WANT_DQ), (k, WANT_DK), (v, WANT_DV))
     )
-    return dq, dk, dv
+    sums = lse_dtype(q.dtype)
+    if wanted & WANT_DBIAS and bias is not None:
+        dbias = bias.new_empty(bias.shape)
+    else:
+        dbias = q.new_empty((0,), dtype=sums)
+    rows = (q.size(0), q.size(1), q.size(2)) if wanted & WANT_DSINK else (0,)
+    return dq, dk, dv, dbias, q.new_empty(rows, dtype=sums)
 
 
 # torch also calls the fakes for real tensors of which one is on "meta".
 
 
+def _check_meta(q: Tensor, tensors: dict[str, Tensor | None]) -> None:
+    for name, tensor in tensors.items():
+        # Absent ones may lie anywhere.
+        if tensor is not None and tensor.is_meta:
+            check_device(name, tensor, q)
+
+
 def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Three:
     check_inputs(q, k, v)
+    _check_meta(q, dict(zip(FEATURE_TENSORS, rest)))
     return outputs(q, v, rest[-1])
 
 
 def _fake_backward(
     dout: Tensor, dlse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
-) -> Three:
+) -> Five:
     check_inputs(q, k, v)
-    made = {"dout": dout, "dlse": dlse, **dict(zip(("out", "lse", "out_lo"), rest))}
-    for name, tensor in made.items():
-        if tensor.is_meta:  # absent ones may lie anywhere
-            check_device(name, tensor, q)
-    return gradients(q, k, v, rest[-2], rest[-1])
+    names = ("out", "lse", "out_lo", *FEATURE_TENSORS)
+    _check_meta(q, {"dout": dout, "dlse": dlse, **dict(zip(names, rest))})
+    return gradients(q, k, v, rest[3], rest[-2], rest[-1])
 
 
 # --------------------------------------------------------------------------

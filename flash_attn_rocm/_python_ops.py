@@ -14,33 +14,90 @@ import torch
 from torch import Tensor
 
 from . import _ops
-from ._ops import Three, check_inputs, dtype_code, dtype_name, gradients, outputs
+from ._ops import (
+    Five,
+    Three,
+    check_inputs,
+    dtype_code,
+    dtype_name,
+    gradients,
+    outputs,
+)
 from ._simulate import launch_arch
 
 _INT_MAX = 2**31 - 1  # C's
 _AXES = ("batch", "head", "row", "head dim")
+# Address, dtype, sizes, strides.
+_Feature = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
 
-def _check_supported(
-    tensors: dict[str, Tensor | None],
-    floats: dict[str, float],
-    windows: dict[str, int],
-) -> None:
-    for name, tensor in tensors.items():
-        # The dispatcher hands an undefined tensor over as None.
-        if tensor is not None and tensor.numel():
+# Dimensions and dtype of the tensors that are no scores; None: any of ours.
+_FORMS: dict[str, tuple[str, torch.dtype | None]] = {
+    "bias": ("batch, heads, rows, keys", None),
+    "mask": ("batch, heads, rows, keys", torch.bool),
+    "alibi": ("batch, heads", None),
+    "sink": ("heads", None),
+    "seed": ("seed and offset", torch.int64),
+    "span_q": ("rows, 4", torch.int32),
+    "span_k": ("keys, 2", torch.int32),
+    "blocks": ("batch, heads, blocks, 1 + indices", torch.int32),
+    "blocks_t": ("batch, heads, blocks, 1 + indices", torch.int32),
+}
+
+
+def _check_feature(name: str, tensor: Tensor, q: Tensor) -> None:
+    """What C cannot see of a feature."""
+    axes, dtype = _FORMS[name]
+    _ops.check_strided(name, tensor)
+    if name == "alibi" and tensor.dim() == 1:
+        axes = "heads"
+    dims = axes.count(",") + 1
+    if tensor.dim() != dims:
+        raise RuntimeError(
+            f"{name}: expected {dims} dimension{'s' * (dims > 1)} ({axes}), got "
+            f"{tensor.dim()}"
+        )
+    _ops.check_device(name, tensor, q)
+    if dtype is None and tensor.dtype not in _ops.DTYPES:
+        raise RuntimeError(
+            f"{name}: expected dtype float16, bfloat16, float32 or float64, got "
+            f"{tensor.dtype}"
+        )
+    if dtype is not None and tensor.dtype is not dtype:
+        raise RuntimeError(
+            f"{name}: expected dtype {dtype_name(dtype)}, got "
+            f"{dtype_name(tensor.dtype)}"
+        )
+    if name == "seed":
+        if tensor.numel() != 2:
+            raise RuntimeError(f"seed: expected 2 elements, got {tensor.numel()}")
+        if tensor.stride(0) != 1:
             raise RuntimeError(
-                f"{name}: not supported yet, expected a tensor without elements, got "
-                f"{tensor.numel()} elements"
+                f"seed: expected a contiguous tensor, got stride {tensor.stride(0)}"
             )
-    for name, number in floats.items():
-        if number != 0.0:
-            raise RuntimeError(f"{name}: not supported yet, expected 0.0, got {number}")
-    for name, window in windows.items():
-        if window != -1:
-            raise RuntimeError(
-                f"{name}: not supported yet, expected -1 (open), got {window}"
-            )
+
+
+def _feature(name: str, tensor: Tensor | None, q: Tensor) -> _Feature | None:
+    """As the C entries take it; the dispatcher hands an undefined one over as None."""
+    if tensor is None or not tensor.numel():
+        return None
+    _check_feature(name, tensor, q)
+    if name == "alibi" and tensor.dim() == 1:
+        tensor = tensor[None]
+    code = dtype_code(tensor.dtype) if tensor.dtype in _ops.DTYPES else 0
+    return tensor.data_ptr(), code, tuple(tensor.shape), tensor.stride()
+
+
+class _Options:
+    """What follows the tensors of an op, in the form of the C entries."""
+
+    def __init__(self, q: Tensor, options: tuple[Any, ...]) -> None:
+        count = len(_ops.FEATURE_TENSORS)
+        named = zip(_ops.FEATURE_TENSORS, options[:count])
+        self.scale, softcap, dropout_p, causal, *rest = options[count:]
+        self.causal = _clamp(causal)
+        tensors = (_feature(name, tensor, q) for name, tensor in named)
+        self.features = (*tensors, softcap, dropout_p, *rest)
 
 
 def _clamp(number: int) -> int:
@@ -58,9 +115,11 @@ def _launch(entry: Callable[..., None], q: Tensor, *rest: Any) -> None:
         entry(0, 0, 0, launch_arch(), *rest)
 
 
-def _workspace(q: Tensor, k: Tensor, v: Tensor, wanted: int) -> Tensor:
+def _workspace(
+    q: Tensor, k: Tensor, v: Tensor, wanted: int, features: tuple[Any, ...]
+) -> Tensor:
     shapes = (tuple(t.shape) for t in (q, k, v))
-    size = _ops.ext.workspace(dtype_code(q.dtype), *shapes, wanted)
+    size = _ops.ext.workspace(dtype_code(q.dtype), *shapes, wanted, features)
     return torch.empty(size, dtype=torch.uint8, device=q.device)
 
 
@@ -73,32 +132,12 @@ def _sizes_and_strides(*tensors: Tensor) -> list[tuple[int, ...]]:
     return [part for t in tensors for part in (tuple(t.shape), t.stride())]
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor,
-    mask: Tensor,
-    alibi: Tensor,
-    sink: Tensor,
-    seed: Tensor,
-    blocks: Tensor,
-    scale: float,
-    softcap: float,
-    dropout_p: float,
-    causal: int,
-    window_left: int,
-    window_right: int,
-    needs_grad: bool,
-) -> Three:
+def forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Three:
     """The kernel of fwd."""
-    _check_supported(
-        dict(bias=bias, mask=mask, alibi=alibi, sink=sink, seed=seed, blocks=blocks),
-        dict(softcap=softcap, dropout_p=dropout_p),
-        dict(window_left=window_left, window_right=window_right),
-    )
+    *given, needs_grad = rest
     check_inputs(q, k, v)
-    workspace = _workspace(q, k, v, 0)
+    options = _Options(q, tuple(given))
+    workspace = _workspace(q, k, v, 0, options.features)
     out, lse, out_lo = outputs(q, v, needs_grad)
     _launch(
         _ops.ext.forward,
@@ -108,8 +147,9 @@ def forward(
         workspace.numel(),
         *_sizes_and_strides(q, k, v),
         out.stride(),
-        scale,
-        _clamp(causal),
+        options.scale,
+        options.causal,
+        options.features,
     )
     return out, lse, out_lo
 
@@ -208,35 +248,21 @@ def backward(
     out: Tensor,
     lse: Tensor,
     out_lo: Tensor,
-    bias: Tensor,
-    mask: Tensor,
-    alibi: Tensor,
-    sink: Tensor,
-    seed: Tensor,
-    blocks: Tensor,
-    scale: float,
-    softcap: float,
-    dropout_p: float,
-    causal: int,
-    window_left: int,
-    window_right: int,
-    wanted: int,
-    grads_fp32: bool,
-) -> Three:
+    *rest: Any,
+) -> Five:
     """The kernel of bwd."""
-    _check_supported(
-        dict(bias=bias, mask=mask, alibi=alibi, sink=sink, seed=seed, blocks=blocks),
-        dict(softcap=softcap, dropout_p=dropout_p),
-        dict(window_left=window_left, window_right=window_right),
-    )
+    *given, wanted, grads_fp32 = rest
     check_inputs(q, k, v)
+    options = _Options(q, tuple(given))
     _check_results(q, v, dout, dlse, out, lse, out_lo)
-    if not 0 <= wanted <= 7:
+    if not 0 <= wanted < 2 * _ops.WANT_DSINK:
         raise RuntimeError(
-            f"wanted: expected a set of 1 (dq), 2 (dk) and 4 (dv), got {wanted}"
+            "wanted: expected a set of 1 (dq), 2 (dk), 4 (dv), 8 (dbias) and 16 "
+            f"(dsink), got {wanted}"
         )
-    workspace = _workspace(q, k, v, wanted)
-    dq, dk, dv = gradients(q, k, v, wanted, grads_fp32)
+    workspace = _workspace(q, k, v, wanted, options.features)
+    results = gradients(q, k, v, given[0], wanted, grads_fp32)
+    dq, dk, dv, dbias, dsink = results
     four, three = (0, 0, 0, 0), (0, 0, 0)  # strides of what is not there
     _launch(
         _ops.ext.backward,
@@ -251,7 +277,9 @@ def backward(
         dout.stride(),
         dlse.stride() if dlse.numel() else three,
         *(t.stride() if t.dim() == 4 else four for t in (dq, dk, dv)),
-        scale,
-        _clamp(causal),
+        options.scale,
+        options.causal,
+        options.features,
+        *_pointers(dbias, dsink),
     )
-    return dq, dk, dv
+    return results

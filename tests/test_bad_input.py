@@ -293,6 +293,20 @@ def forward_arguments(**changes):
     return values, (q, k, v, out, lse)
 
 
+def features(**changes):
+    """The last argument of a C entry."""
+    names = (*_ops.FEATURE_TENSORS, "softcap", "dropout_p", "window_left")
+    names += ("window_right", "sink_keys", "block_q", "block_k")
+    values = dict.fromkeys(names[:9]) | dict.fromkeys(names[9:], 0)
+    values |= dict(softcap=0.0, dropout_p=0.0, window_left=-1, window_right=-1)
+    assert not set(changes) - set(values)
+    return dict(features=(*{**values, **changes}.values(),))
+
+
+# What stands for a tensor that must not be read.
+FAR = 2**40
+
+
 BAD_NUMBERS = {
     "negative length": dict(q_size=(1, 1, -4, 8)),
     "negative batch": dict(q_size=(-1, 1, 4, 8)),
@@ -312,6 +326,25 @@ BAD_NUMBERS = {
     "architecture": dict(arch="gfx9999"),
     "causal": dict(causal=7),
     "scale": dict(scale=math.inf),
+    "bias of another length": features(bias=(FAR, 0, (1, 1, 4, 5), (20, 20, 5, 1))),
+    "bias of another dtype": features(bias=(FAR, 1, (1, 1, 4, 4), (16, 16, 4, 1))),
+    "bias with a negative stride": features(bias=(FAR, 0, (1, 1, 4, 4), (0, 0, -1, 1))),
+    "bias with a long stride": features(bias=(FAR, 0, (1, 1, 4, 4), (0, 0, 2**23, 1))),
+    "mask of another length": features(mask=(FAR, 0, (1, 1, 3, 1), (3, 3, 1, 1))),
+    "slopes of other heads": features(alibi=(FAR, 2, (1, 2), (2, 1))),
+    "sink of other heads": features(sink=(FAR, 2, (2,), (1,))),
+    "dropout without a seed": features(dropout_p=0.5),
+    "dropout of all": features(dropout_p=1.0, seed=(FAR, 0, (2,), (1,))),
+    "softcap": features(softcap=math.nan),
+    "window": features(window_left=-2),
+    "sink keys": features(sink_keys=2**40),
+    "spans of other rows": features(span_q=(FAR, 0, (5, 4), (4, 1))),
+    "spans of keys alone": features(span_k=(FAR, 0, (4, 2), (2, 1))),
+    "spans beside a window": features(span_q=(FAR, 0, (4, 4), (4, 1)), window_right=0),
+    "blocks of no size": features(blocks=(FAR, 0, (1, 1, 1, 2), (2, 2, 2, 1))),
+    "too many blocks": features(
+        blocks=(FAR, 0, (1, 1, 2, 2), (4, 4, 2, 1)), block_q=128, block_k=128
+    ),
 }
 
 

@@ -30,7 +30,7 @@ from flash_attn_rocm import _ops
 pytestmark = [needs_extension, pytest.mark.usefixtures("simulated")]
 
 FROM_PYTHON = os.environ.get("FLASH_ATTN_ROCM_PYTHON_OPS") == "1"
-NAMES = ("bias", "mask", "alibi", "sink", "seed", "blocks")
+NAMES = _ops.FEATURE_TENSORS
 
 
 def arguments(q, k, v, *, scale=None, causal=NONE, **changes):
@@ -43,6 +43,9 @@ def arguments(q, k, v, *, scale=None, causal=NONE, **changes):
         causal=causal,
         window_left=-1,
         window_right=-1,
+        sink_keys=0,
+        block_q=0,
+        block_k=0,
         needs_grad=False,
     )
     assert not set(changes) - set(values)
@@ -230,22 +233,26 @@ def test_the_same_tensor_may_come_thrice():
 
 REFUSED = {
     "bias": torch.ones(1),
-    "mask": torch.ones(1, dtype=torch.bool),
-    "alibi": torch.ones(2),
-    "sink": torch.ones(2),
-    "seed": torch.ones(2, dtype=torch.int64),
+    "mask": torch.ones(1, 1, 5, 5),
+    "alibi": torch.ones(3),
+    "sink": torch.ones(3),
+    "seed": torch.ones(1, dtype=torch.int64),
+    "span_q": torch.ones(5, 3, dtype=torch.int32),
+    "span_k": torch.ones(5, 2),
     "blocks": torch.ones(1, dtype=torch.int32),
-    "softcap": 30.0,
-    "dropout_p": 0.1,
-    "window_left": 4,
-    "window_right": 0,
-    "causal": 3,
+    "blocks_t": torch.ones(1, 1, 1, 2),
+    "softcap": -1.0,
+    "dropout_p": 1.0,
+    "window_left": -2,
+    "window_right": -3,
+    "sink_keys": -1,
+    "causal": 4,
     "scale": float("nan"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_supported_yet_is_refused_by_name(name):
+def test_what_no_kernel_serves_is_refused_by_name(name):
     q, k, v = qkv(1, 2, 5, 8)
     with pytest.raises(RuntimeError, match=rf"^{name}: .*expected"):
         fwd(q, k, v, **{name: REFUSED[name]})
@@ -300,7 +307,7 @@ def bwd(*args, **kwargs):
 def test_gradients_against_float64(causal, dtype):
     q, k, v = qkv(1, 4, 9, 24, heads_k=2, length_k=13, dtype=dtype)
     dout = qkv(1, 4, 9, 24, dtype=dtype, seed=1)[0]
-    grads = bwd(q, k, v, dout=dout, causal=causal)
+    grads = bwd(q, k, v, dout=dout, causal=causal)[:3]
     assert fa.last_call().kernel.startswith("fa_bwd")
     assert max(gradient_ratios(grads, q, k, v, dout, causal=causal)) <= 1
 
@@ -311,11 +318,12 @@ def test_gradients_against_float64(causal, dtype):
 def test_a_gradient_that_is_not_wanted_has_no_elements(wanted, grads_fp32, dtype):
     q, k, v = qkv(1, 2, 5, 8, dtype=dtype)
     wide = grads_fp32 and dtype in _ops.HALVES
-    for bit, (leaf, grad) in enumerate(
-        zip((q, k, v), bwd(q, k, v, wanted=wanted, grads_fp32=grads_fp32))
-    ):
+    *grads, dbias, dsink = bwd(q, k, v, wanted=wanted, grads_fp32=grads_fp32)
+    for bit, (leaf, grad) in enumerate(zip((q, k, v), grads)):
         assert grad.dtype == (torch.float32 if wide else dtype)
         assert grad.shape == (leaf.shape if wanted >> bit & 1 else (0,))
+    assert dbias.shape == dsink.shape == (0,)
+    assert dbias.dtype == dsink.dtype == _ops.lse_dtype(dtype)
 
 
 def test_a_rounded_output_makes_delta_where_out_lo_is_absent():
@@ -325,7 +333,7 @@ def test_a_rounded_output_makes_delta_where_out_lo_is_absent():
     rounded = bwd(q * 16, k, v, dout=dout, out_lo=torch.empty(0))
     # A peaked softmax: the rounding of out is most of the error of dq and dk.
     ratios = [
-        gradient_ratios(grads, q * 16, k, v, dout)[:2] for grads in (exact, rounded)
+        gradient_ratios(grads[:3], q * 16, k, v, dout)[:2] for grads in (exact, rounded)
     ]
     assert max(ratios[0]) <= 1 < max(ratios[1])
 
@@ -387,9 +395,19 @@ BAD_RESULTS = {
     "out_lo: .*aligned to 16 bytes": lambda a: dict(
         out_lo=torch.cat([a["out_lo"][:1], a["out_lo"]])[1:]
     ),
-    "wanted: .*got 8": lambda a: dict(wanted=8),
-    "softcap: ": lambda a: dict(softcap=1.0),
+    "wanted: .*got 32": lambda a: dict(wanted=32),
+    "wanted: expected no 8 .dbias. without bias, got 9": lambda a: dict(wanted=9),
+    "wanted: expected no 16 .dsink. without sink, got 16": lambda a: dict(wanted=16),
+    "softcap: ": lambda a: dict(softcap=-1.0),
     "bias: ": lambda a: dict(bias=torch.ones(1)),
+    "span_k: expected one beside span_q": lambda a: dict(
+        **{n: a[n][:1] for n in ("q", "k", "v", "out", "lse", "dout")},
+        out_lo=torch.empty(0),
+        span_q=torch.zeros(5, 4, dtype=torch.int32),
+    ),
+    "blocks_t: expected one beside blocks": lambda a: dict(
+        blocks=torch.zeros(1, 1, 1, 2, dtype=torch.int32), block_q=128, block_k=128
+    ),
 }
 
 
@@ -398,6 +416,7 @@ def test_results_that_do_not_fit_are_refused_by_name(message):
     q, k, v = qkv(2, 4, 5, 8)
     names = ("dout", "dlse", "q", "k", "v", "out", "lse", "out_lo", *NAMES)
     names += ("scale", "softcap", "dropout_p", "causal", "window_left", "window_right")
+    names += ("sink_keys", "block_q", "block_k")
     good = dict(zip((*names, "wanted", "grads_fp32"), backward_arguments(q, k, v)))
     call = {**good, **BAD_RESULTS[message](good)}
     before = fa.status()["counters"]["fused"]

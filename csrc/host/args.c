@@ -21,26 +21,52 @@ static fa_view view_of(const fa_tensor *t)
     return view;
 }
 
-static int32_t diagonal(const fa_problem *p)
+/* -- what a row sees ------------------------------------------------------- */
+
+/* A row's own key is at its number plus this. */
+static int32_t own_diagonal(const fa_problem *p)
 {
-    const int32_t seqlen_q = (int32_t)p->q.size[2];
-    const int32_t seqlen_k = (int32_t)p->k.size[2];
-    switch (p->causal) {
-    case FA_CAUSAL_TOP_LEFT:
-        return 0;
-    case FA_CAUSAL_BOTTOM_RIGHT:
-        return seqlen_k - seqlen_q;
-    default:
-        return seqlen_k;
+    const bool top_left =
+        p->causal == FA_CAUSAL_TOP_LEFT || p->causal == FA_CAUSAL_NONE_TOP_LEFT;
+    return top_left ? 0 : (int32_t)(p->k.size[2] - p->q.size[2]);
+}
+
+/* The last key that a row sees; all of them from Sk on. */
+static int32_t last_diagonal(const fa_problem *p)
+{
+    const int64_t own = own_diagonal(p);
+    const int64_t all = p->k.size[2];
+    if (p->causal == FA_CAUSAL_TOP_LEFT ||
+        p->causal == FA_CAUSAL_BOTTOM_RIGHT) {
+        return (int32_t)own;
     }
+    return p->window_right < 0 || p->window_right >= all - own
+               ? (int32_t)all
+               : (int32_t)(own + p->window_right);
+}
+
+/* The first one; all of them from -Sq down. */
+static int32_t first_diagonal(const fa_problem *p)
+{
+    const int64_t own = own_diagonal(p);
+    const int64_t all = -p->q.size[2];
+    return p->window_left < 0 || p->window_left >= own - all
+               ? (int32_t)all
+               : (int32_t)(own - p->window_left);
 }
 
 /* -- memory ---------------------------------------------------------------- */
 
-static void add_access(fa_call *call, const fa_tensor *t, uint32_t access)
+static void add_bytes(fa_call *call, const fa_tensor *t, int32_t element_bytes,
+                      uint32_t access)
 {
     assert(call->access_count < FA_MAX_ACCESSES);
-    call->access[call->access_count++] = (fa_access){t, access};
+    call->access[call->access_count++] = (fa_access){t, access, element_bytes};
+}
+
+static void add_access(fa_call *call, const fa_tensor *t, uint32_t access)
+{
+    add_bytes(call, t, (int32_t)fa_dtype_bytes(t->dtype), access);
 }
 
 /* Memory that is no tensor of the caller's; NULL is not touched. */
@@ -134,12 +160,123 @@ static void add_sums(fa_call *call, const fa_problem *p, uint32_t access)
     }
 }
 
+/* -- features -------------------------------------------------------------- */
+
+/* `count` numbers in a row, which are read. */
+static void add_list(fa_call *call, const void *data, int64_t count,
+                     int32_t element_bytes)
+{
+    if (data != NULL) {
+        assert(call->extra_count < FA_EXTRAS);
+        call->extra[call->extra_count] =
+            (fa_tensor){.data = (void *)(uintptr_t)data,
+                        .size = {1, 1, 1, count},
+                        .stride = {count, count, count, 1}};
+        add_bytes(call, &call->extra[call->extra_count++], element_bytes,
+                  FA_READ);
+    }
+}
+
+static void add_scores(fa_call *call, const fa_features *f)
+{
+    if (f->bias.data != NULL) {
+        call->args.bias = view_of(&f->bias);
+        call->args.stored_bias = (int32_t)f->bias.dtype;
+        add_access(call, &f->bias, FA_READ);
+    }
+    if (f->mask.data != NULL) {
+        call->args.mask = view_of(&f->mask);
+        add_bytes(call, &f->mask, 1, FA_READ);
+    }
+}
+
+static void add_slopes(fa_call *call, const fa_problem *p)
+{
+    const fa_tensor *alibi = &p->features.alibi;
+    const fa_dtype sums = fa_dtype_of_sums(p->q.dtype);
+    if (alibi->data != NULL) {
+        call->args.alibi = alibi->data;
+        call->args.alibi_batch =
+            alibi->size[0] == 1 ? 0 : (int32_t)alibi->size[1];
+        add_list(call, alibi->data, alibi->size[0] * alibi->size[1],
+                 (int32_t)fa_dtype_bytes(sums));
+    }
+}
+
+static void add_sink(fa_call *call, const fa_problem *p)
+{
+    const fa_tensor *sink = &p->features.sink;
+    const fa_dtype sums = fa_dtype_of_sums(p->q.dtype);
+    call->args.sink = sink->data;
+    add_list(call, sink->data, sink->size[0], (int32_t)fa_dtype_bytes(sums));
+}
+
+/* `of_keys`: what the pass owns is keys. */
+static void add_blocks(fa_call *call, const fa_features *f, bool of_keys)
+{
+    const fa_tensor *t = of_keys ? &f->blocks_t : &f->blocks;
+    if (t->data == NULL) {
+        return;
+    }
+    const int64_t head = t->size[2] * t->size[3];
+    call->args.blocks = (fa_blocks){
+        .list = t->data,
+        .batch = t->size[0] == 1 ? 0 : t->size[1] * head,
+        .head = t->size[1] == 1 ? 0 : head,
+        .width = (int32_t)(t->size[3] - 1),
+        .own = (int32_t)(of_keys ? f->block_k : f->block_q),
+        .walked = (int32_t)(of_keys ? f->block_q : f->block_k),
+    };
+    add_list(call, t->data, t->size[0] * t->size[1] * head, sizeof(int32_t));
+}
+
+/* What the weights of keys depend on, in every pass that makes them. */
+static void add_features(fa_call *call, const fa_problem *p, bool of_keys)
+{
+    const fa_features *f = &p->features;
+    add_scores(call, f);
+    add_slopes(call, p);
+    if (call->args.keep < FA_KEEP_ALL) {
+        call->args.seed = f->seed;
+        add_list(call, f->seed, 2, sizeof(int64_t));
+    }
+    call->args.span_q = f->span_q.data;
+    add_list(call, f->span_q.data, f->span_q.size[0] * f->span_q.size[1],
+             sizeof(int32_t));
+    if (of_keys) {
+        call->args.span_k = f->span_k.data;
+        add_list(call, f->span_k.data, f->span_k.size[0] * f->span_k.size[1],
+                 sizeof(int32_t));
+    }
+    add_blocks(call, f, of_keys);
+}
+
+/* Numbers that say nothing if a feature is absent. */
+static void set_numbers(fa_args *args, const fa_problem *p)
+{
+    const fa_features *f = &p->features;
+    const uint32_t keep = fa_keep_of(f->dropout_p);
+    args->softcap = f->softcap;
+    args->softcap_inverse = f->softcap > 0.0 ? 2.0 / f->softcap : 0.0;
+    args->diagonal = last_diagonal(p);
+    args->first_diagonal = first_diagonal(p);
+    args->alibi_diagonal = own_diagonal(p);
+    args->sink_keys = p->window_left < 0 ? 0 : (int32_t)f->sink_keys;
+    args->keep = keep;
+    args->keep_scale = (float)FA_KEEP_ALL / (float)keep;
+    while (keep << args->keep_log2 < FA_KEEP_ALL) {
+        args->keep_log2++;
+    }
+}
+
 /* -- passes ---------------------------------------------------------------- */
 
 static void fill_forward(fa_call *call, const fa_problem *p)
 {
     add_tensors(call, p, NULL, FA_SET_Q | FA_SET_K | FA_SET_V, FA_SET_OUT);
     add_sums(call, p, FA_WRITE);
+    add_features(call, p, false);
+    add_sink(call, p);
 }
 
 static void fill_prepare(fa_call *call, const fa_problem *p,
@@ -158,16 +295,31 @@ static void fill_prepare(fa_call *call, const fa_problem *p,
         add_sums(call, p, FA_READ);
         call->args.rows = rows;
         add_numbers(call, p, rows, FA_ROW_NUMBERS, FA_WRITE);
+        add_sink(call, p);
+        if ((g->wanted & FA_WANT_DSINK) != 0) {
+            call->args.dsink = g->dsink.data;
+            add_access(call, &g->dsink, FA_WRITE);
+        }
     }
 }
 
 static void fill_backward(fa_call *call, const fa_problem *p,
                           const fa_gradients *g, uint32_t writes, void *rows)
 {
+    const bool of_keys = (writes & (FA_SET_DK | FA_SET_DV)) != 0;
     add_tensors(call, p, g, FA_SET_Q | FA_SET_K | FA_SET_V | FA_SET_DOUT,
                 writes);
     call->args.rows = rows;
     add_numbers(call, p, rows, FA_ROW_NUMBERS, FA_READ);
+    add_features(call, p, of_keys);
+}
+
+static void fill_bias(fa_call *call, const fa_problem *p, const fa_gradients *g,
+                      void *rows)
+{
+    fill_backward(call, p, g, 0, rows);
+    call->args.dbias = view_of(&g->dbias);
+    add_access(call, &g->dbias, FA_WRITE);
 }
 
 static fa_dtype gradient_dtype(const fa_problem *p, const fa_gradients *g)
@@ -175,7 +327,8 @@ static fa_dtype gradient_dtype(const fa_problem *p, const fa_gradients *g)
     return g == NULL                       ? p->q.dtype
            : (g->wanted & FA_WANT_DQ) != 0 ? g->dq.dtype
            : (g->wanted & FA_WANT_DK) != 0 ? g->dk.dtype
-                                           : g->dv.dtype;
+           : (g->wanted & FA_WANT_DV) != 0 ? g->dv.dtype
+                                           : p->q.dtype;
 }
 
 void fa_call_fill(const fa_problem *p, const fa_gradients *g,
@@ -201,17 +354,18 @@ void fa_call_fill(const fa_problem *p, const fa_gradients *g,
         .heads = (int32_t)p->q.size[1],
         .heads_k = (int32_t)p->k.size[1],
         .group = (int32_t)(p->q.size[1] / p->k.size[1]),
-        .diagonal = diagonal(p),
         .stored = (int32_t)p->q.dtype,
         .stored_grad = (int32_t)gradient_dtype(p, g),
         .only_unfit = step->only_unfit,
     };
+    set_numbers(&call->args, p);
     switch (step->variant->pass) {
     case FA_FORWARD:
         fill_forward(call, p);
         break;
     case FA_PREPARE:
         fill_prepare(call, p, g, step, rows);
+        call->args.level = plan->features == 0 ? FA_PLAIN : FA_FULL;
         arrays = step->prepare;
         scales = true;
         access = FA_WRITE;
@@ -223,6 +377,10 @@ void fa_call_fill(const fa_problem *p, const fa_gradients *g,
     case FA_BACKWARD_Q:
         fill_backward(call, p, g, FA_SET_DQ, rows);
         arrays |= FA_SET_DOUT;
+        break;
+    case FA_BACKWARD_BIAS:
+        fill_bias(call, p, g, rows);
+        arrays = 0; /* it converts nothing to fp16 */
         break;
     }
     add_arrays(call, p, w, workspace, arrays, scales, access);

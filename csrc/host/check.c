@@ -1,6 +1,7 @@
 /* check.c: is this problem ours?
  *
- * All checks of a call are made here, before anything is launched or
+ * All checks of a call are made here and, of its features, in
+ * check_features.c, before anything is launched or
  * written, and they look at numbers only: no tensor is read, no device asked.
  * Whether data lies where its device can reach it is left to whoever made
  * the pointers.
@@ -13,10 +14,7 @@
 
 #include <math.h>
 
-enum {
-    MAX_GRID = 65535,    /* workgroups in y (heads) and z (batch) */
-    MAX_LENGTH = 1 << 30 /* lengths and their sums fit 32 bits */
-};
+enum { MAX_GRID = 65535 }; /* workgroups in y (heads) and z (batch) */
 
 static fa_status check_size(const char *name, const fa_tensor *t, int dim,
                             int64_t expected, const char *whose,
@@ -48,8 +46,8 @@ static int64_t largest_dim(fa_pass pass, fa_dtype dtype)
 /* The last element's byte offset must fit int64.  Small strides cannot get
  * there (2^30 rows * 2^28 * 8 bytes, four times), and skip the slow
  * divisions. */
-static fa_status check_strides(const char *name, const fa_tensor *t,
-                               fa_error *error)
+fa_status fa_check_strides(const char *name, const fa_tensor *t,
+                           fa_error *error)
 {
     int64_t room = INT64_MAX / 8;
     for (int d = 0; d < 4; d++) {
@@ -79,7 +77,7 @@ static fa_status check_strides(const char *name, const fa_tensor *t,
 static fa_status check_tensor(const char *name, const fa_tensor *t,
                               int64_t widest, fa_error *error)
 {
-    const int64_t limit[4] = {MAX_GRID, MAX_GRID, MAX_LENGTH, widest};
+    const int64_t limit[4] = {MAX_GRID, MAX_GRID, FA_LENGTH_MAX, widest};
     for (int d = 0; d < 4; d++) {
         if (t->size[d] < 0 || t->size[d] > limit[d]) {
             return fa_fail(error, t->size[d] < 0 ? FA_EINVAL : FA_EUNSUPPORTED,
@@ -90,12 +88,11 @@ static fa_status check_tensor(const char *name, const fa_tensor *t,
         }
     }
     /* The strides of an empty tensor mean nothing. */
-    return fa_tensor_is_empty(t) ? FA_OK : check_strides(name, t, error);
+    return fa_tensor_is_empty(t) ? FA_OK : fa_check_strides(name, t, error);
 }
 
-static fa_status check_dtype(const char *name, const fa_tensor *t,
-                             fa_dtype expected, const char *whose,
-                             fa_error *error)
+fa_status fa_check_dtype(const char *name, const fa_tensor *t,
+                         fa_dtype expected, const char *whose, fa_error *error)
 {
     return t->dtype == expected
                ? FA_OK
@@ -122,8 +119,8 @@ static fa_status check_like(const char *name, const fa_tensor *t,
 
 /* Two elements of an output must never share memory: taken from the innermost
  * dimension outwards, each stride reaches past all that lies inside. */
-static fa_status check_overlap(const char *name, const fa_tensor *t,
-                               fa_error *error)
+fa_status fa_check_overlap(const char *name, const fa_tensor *t,
+                           fa_error *error)
 {
     for (int d = 0; d < 4 && !fa_tensor_is_empty(t); d++) {
         int64_t inside = 1;
@@ -147,9 +144,9 @@ static fa_status check_overlap(const char *name, const fa_tensor *t,
 /* An input may be an expanded view, so its own existence proves nothing for
  * an output of its sizes.  Exact enough in floating point, and cannot
  * overflow. */
-static fa_status check_elements(const char *name, const fa_tensor *rows,
-                                int64_t head_dim, const char *output,
-                                fa_error *error)
+fa_status fa_check_elements(const char *name, const fa_tensor *rows,
+                            int64_t head_dim, const char *output,
+                            fa_error *error)
 {
     const double count = (double)rows->size[0] * (double)rows->size[1] *
                          (double)rows->size[2] * (double)head_dim;
@@ -174,8 +171,10 @@ static fa_status check_inputs(const fa_problem *p, int64_t widest,
                               fa_error *error)
 {
     fa_status status = FA_OK;
-    if ((status = check_dtype("k", &p->k, p->q.dtype, "q", error)) != FA_OK ||
-        (status = check_dtype("v", &p->v, p->q.dtype, "q", error)) != FA_OK ||
+    if ((status = fa_check_dtype("k", &p->k, p->q.dtype, "q", error)) !=
+            FA_OK ||
+        (status = fa_check_dtype("v", &p->v, p->q.dtype, "q", error)) !=
+            FA_OK ||
         (status = check_tensor("q", &p->q, widest, error)) != FA_OK ||
         (status = check_tensor("k", &p->k, widest, error)) != FA_OK ||
         (status = check_tensor("v", &p->v, widest, error)) != FA_OK ||
@@ -201,9 +200,9 @@ static fa_status check_inputs(const fa_problem *p, int64_t widest,
                        "of q, got %lld",
                        (long long)heads, (long long)key_heads);
     }
-    status = check_elements("q", &p->q, p->v.size[3], "out", error);
+    status = fa_check_elements("q", &p->q, p->v.size[3], "out", error);
     /* The workspace has a number for each row. */
-    return status == FA_OK ? check_elements("k", &p->k, 1, "a column", error)
+    return status == FA_OK ? fa_check_elements("k", &p->k, 1, "a column", error)
                            : status;
 }
 
@@ -215,10 +214,10 @@ static fa_status check_scalars(const fa_problem *p, fa_error *error)
                        "scale: expected a finite number below 2^127, got %g",
                        p->scale);
     }
-    if (p->causal < FA_CAUSAL_NONE || p->causal > FA_CAUSAL_BOTTOM_RIGHT) {
+    if (p->causal < FA_CAUSAL_NONE || p->causal > FA_CAUSAL_NONE_TOP_LEFT) {
         return fa_fail(error, FA_EINVAL,
-                       "causal: expected 0 (none), 1 (top-left) or 2 "
-                       "(bottom-right), got %d",
+                       "causal: expected 0 (none), 1 (top-left), 2 "
+                       "(bottom-right) or 3 (none, from the top left), got %d",
                        p->causal);
     }
     return FA_OK;
@@ -236,26 +235,29 @@ fa_status fa_check_residue(const fa_problem *p, fa_error *error)
 
 /* All that forward and backward have in common. */
 static fa_status check_problem(const fa_problem *p, int64_t widest,
-                               fa_error *error)
+                               bool backward, fa_error *error)
 {
     fa_status status = FA_OK;
     if ((status = check_inputs(p, widest, error)) != FA_OK ||
-        (status = check_dtype("out", &p->out, p->q.dtype, "q", error)) !=
+        (status = fa_check_dtype("out", &p->out, p->q.dtype, "q", error)) !=
             FA_OK ||
         (status = check_tensor("out", &p->out, widest, error)) != FA_OK ||
         (status = check_like("out", &p->out, &p->q, "q", &p->v, "v", error)) !=
             FA_OK) {
         return status;
     }
-    status = check_scalars(p, error);
-    return status == FA_OK ? fa_check_residue(p, error) : status;
+    if ((status = check_scalars(p, error)) != FA_OK ||
+        (status = fa_check_features(p, backward, error)) != FA_OK) {
+        return status;
+    }
+    return fa_check_residue(p, error);
 }
 
 fa_status fa_check_forward(const fa_problem *p, fa_error *error)
 {
     fa_status status =
-        check_problem(p, largest_dim(FA_FORWARD, p->q.dtype), error);
-    return status == FA_OK ? check_overlap("out", &p->out, error) : status;
+        check_problem(p, largest_dim(FA_FORWARD, p->q.dtype), false, error);
+    return status == FA_OK ? fa_check_overlap("out", &p->out, error) : status;
 }
 
 /* One gradient, of an input called like it without its first letter. */
@@ -271,14 +273,14 @@ static fa_status check_gradient(const char *name, const fa_tensor *t,
                        fa_dtype_name(of->dtype), is_half ? " or float32" : "",
                        name + 1, fa_dtype_name(t->dtype));
     }
-    if ((status = check_elements(name + 1, of, of->size[3], name, error)) !=
+    if ((status = fa_check_elements(name + 1, of, of->size[3], name, error)) !=
             FA_OK ||
         (status = check_tensor(name, t, widest, error)) != FA_OK ||
         (status = check_like(name, t, of, name + 1, of, name + 1, error)) !=
             FA_OK) {
         return status;
     }
-    return check_overlap(name, t, error);
+    return fa_check_overlap(name, t, error);
 }
 
 static fa_status check_gradients(const fa_problem *p, const fa_gradients *g,
@@ -294,10 +296,10 @@ static fa_status check_gradients(const fa_problem *p, const fa_gradients *g,
                {"dv", &g->dv, &p->v, FA_WANT_DV}};
     const char *first = NULL;
     fa_dtype dtype = p->q.dtype;
-    if (g->wanted > (FA_WANT_DQ | FA_WANT_DK | FA_WANT_DV)) {
+    if (g->wanted >= 2 * FA_WANT_DSINK) {
         return fa_fail(error, FA_EINVAL,
-                       "wanted: expected a set of 1 (dq), 2 (dk) and 4 (dv), "
-                       "got %lld",
+                       "wanted: expected a set of 1 (dq), 2 (dk), 4 (dv), 8 "
+                       "(dbias) and 16 (dsink), got %lld",
                        (long long)g->wanted);
     }
     for (int i = 0; i < 3; i++) {
@@ -308,7 +310,7 @@ static fa_status check_gradients(const fa_problem *p, const fa_gradients *g,
                                           widest, error);
         if (status == FA_OK && first != NULL) {
             status =
-                check_dtype(all[i].name, all[i].tensor, dtype, first, error);
+                fa_check_dtype(all[i].name, all[i].tensor, dtype, first, error);
         }
         if (status != FA_OK) {
             return status;
@@ -316,7 +318,7 @@ static fa_status check_gradients(const fa_problem *p, const fa_gradients *g,
         first = all[i].name;
         dtype = all[i].tensor->dtype;
     }
-    return FA_OK;
+    return fa_check_feature_gradients(p, g, error);
 }
 
 fa_status fa_check_backward(const fa_problem *p, const fa_gradients *g,
@@ -327,8 +329,8 @@ fa_status fa_check_backward(const fa_problem *p, const fa_gradients *g,
     fa_tensor rows = p->q; /* of lse and dlse */
     fa_status status = FA_OK;
     rows.size[3] = 1;
-    if ((status = check_problem(p, widest, error)) != FA_OK ||
-        (status = check_dtype("dout", &g->dout, p->q.dtype, "q", error)) !=
+    if ((status = check_problem(p, widest, true, error)) != FA_OK ||
+        (status = fa_check_dtype("dout", &g->dout, p->q.dtype, "q", error)) !=
             FA_OK ||
         (status = check_tensor("dout", &g->dout, widest, error)) != FA_OK ||
         (status = check_like("dout", &g->dout, &p->q, "q", &p->v, "v",
@@ -336,7 +338,7 @@ fa_status fa_check_backward(const fa_problem *p, const fa_gradients *g,
         return status;
     }
     if (g->dlse.data != NULL &&
-        ((status = check_dtype("dlse", &g->dlse, sums, "lse", error)) !=
+        ((status = fa_check_dtype("dlse", &g->dlse, sums, "lse", error)) !=
              FA_OK ||
          (status = check_tensor("dlse", &g->dlse, 1, error)) != FA_OK ||
          (status = check_like("dlse", &g->dlse, &rows, "q", &rows, "q",

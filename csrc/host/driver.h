@@ -19,12 +19,14 @@ typedef struct fa_driver fa_driver;
 
 enum { FA_ARCH_CHARS = 64 };
 
-/* A tensor that a kernel touches.  FA_PREPARE for bfloat16 has most: q k v dout
- * out dlse, lse and what rounding took, and what it writes. */
-enum { FA_READ = 1, FA_WRITE = 2, FA_MAX_ACCESSES = 18 };
+/* A tensor that a kernel touches.  FA_BACKWARD_KV for bfloat16 can have most: q
+ * k v dout dk dv, rows and what was prepared of four tensors, and bias, mask,
+ * slopes, seed and both spans. */
+enum { FA_READ = 1, FA_WRITE = 2, FA_MAX_ACCESSES = 21 };
 typedef struct fa_access {
     const fa_tensor *tensor;
     uint32_t access;
+    int32_t element_bytes;
 } fa_access;
 
 typedef struct fa_launch {

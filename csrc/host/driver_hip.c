@@ -295,8 +295,7 @@ static fa_status sim_launch(const fa_driver *driver, const fa_launch *launch,
         const fa_tensor *from = launch->tensors[i].tensor;
         hipsim_tensor *to = &tensors[i];
         *to = (hipsim_tensor){.data = from->data,
-                              .element_bytes =
-                                  (int32_t)fa_dtype_bytes(from->dtype),
+                              .element_bytes = launch->tensors[i].element_bytes,
                               .ndim = 4,
                               .access = launch->tensors[i].access};
         for (int d = 0; d < 4; d++) {

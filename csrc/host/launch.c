@@ -145,6 +145,9 @@ static fa_status fill_backward(const fa_driver *driver, const fa_target *target,
     if (status == FA_OK && (g->wanted & FA_WANT_DV) != 0) {
         status = fill_tensor(driver, target, "dv", &g->dv, error);
     }
+    if (status == FA_OK && (g->wanted & FA_WANT_DBIAS) != 0) {
+        status = fill_tensor(driver, target, "dbias", &g->dbias, error);
+    }
     return status;
 }
 
@@ -268,6 +271,27 @@ static fa_status run_steps(fa_runtime *runtime, fa_driver *driver,
     return status;
 }
 
+/* The name of a gradient that has elements and no address, or NULL. */
+static const char *missing_gradient(const fa_gradients *g)
+{
+    const struct {
+        const char *name;
+        const fa_tensor *tensor;
+        uint32_t bit;
+    } all[] = {{"dq", &g->dq, FA_WANT_DQ},
+               {"dk", &g->dk, FA_WANT_DK},
+               {"dv", &g->dv, FA_WANT_DV},
+               {"dbias", &g->dbias, FA_WANT_DBIAS},
+               {"dsink", &g->dsink, FA_WANT_DSINK}};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        if ((g->wanted & all[i].bit) != 0 && all[i].tensor->data == NULL &&
+            !fa_tensor_is_empty(all[i].tensor)) {
+            return all[i].name;
+        }
+    }
+    return NULL;
+}
+
 /* What is written must exist by now, and lse; the residue may. */
 static fa_status check_memory(const fa_problem *p, const fa_gradients *g,
                               const fa_plan *plan, const void *workspace,
@@ -277,12 +301,11 @@ static fa_status check_memory(const fa_problem *p, const fa_gradients *g,
     const char *missing = NULL;
     if (g == NULL) {
         missing = p->out.data == NULL ? "out" : p->lse == NULL ? "lse" : NULL;
-    } else if (plan->work == FA_WORK_STEPS) {
-        missing = (g->wanted & FA_WANT_DQ) != 0 && g->dq.data == NULL   ? "dq"
-                  : (g->wanted & FA_WANT_DK) != 0 && g->dk.data == NULL ? "dk"
-                  : (g->wanted & FA_WANT_DV) != 0 && g->dv.data == NULL ? "dv"
-                  : p->lse == NULL                                      ? "lse"
-                                                                        : NULL;
+    } else {
+        missing = missing_gradient(g);
+        missing = missing == NULL && plan->count != 0 && p->lse == NULL
+                      ? "lse"
+                      : missing;
     }
     if (missing != NULL) {
         return fa_fail(error, FA_EINVAL, "%s: expected its address, got none",
@@ -318,11 +341,14 @@ static fa_status run(fa_runtime *runtime, const fa_target *target,
     if (status != FA_OK) {
         return status;
     }
-    status = plan->work == FA_WORK_STEPS
-                 ? run_steps(runtime, driver, target, p, g, plan, workspace,
-                             counts, error)
-             : g == NULL ? fill_forward(driver, target, p, error)
-                         : fill_backward(driver, target, g, error);
+    if (plan->work == FA_WORK_NO_KEYS) {
+        status = g == NULL ? fill_forward(driver, target, p, error)
+                           : fill_backward(driver, target, g, error);
+    }
+    if (status == FA_OK && plan->count != 0) {
+        status = run_steps(runtime, driver, target, p, g, plan, workspace,
+                           counts, error);
+    }
     driver->leave(driver, &scope);
     return status;
 }

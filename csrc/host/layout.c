@@ -119,17 +119,22 @@ void fa_gradients_like(const fa_problem *p, bool in_float, fa_gradients *g)
     if (in_float && fa_dtype_is_half(p->q.dtype)) {
         g->dq.dtype = g->dk.dtype = g->dv.dtype = FA_F32;
     }
+    const fa_tensor *bias = &p->features.bias;
+    g->dbias = fa_tensor_of_rows(NULL, bias->dtype, bias, bias->size[2],
+                                 bias->size[3]);
+    g->dsink = fa_tensor_of_rows(NULL, fa_dtype_of_sums(p->q.dtype), &p->q,
+                                 p->q.size[2], 1);
 }
 
 fa_tensor fa_tensor_of_rows(void *data, fa_dtype dtype, const fa_tensor *like,
                             int64_t rows, int64_t width)
 {
     const int64_t heads = like->size[1];
-    return (fa_tensor){
-        .data = data,
-        .dtype = dtype,
-        .size = {like->size[0], heads, rows, width},
-        .stride = {heads * rows * width, rows * width, width, 1}};
+    const int64_t head = multiply(rows, width);
+    return (fa_tensor){.data = data,
+                       .dtype = dtype,
+                       .size = {like->size[0], heads, rows, width},
+                       .stride = {multiply(heads, head), head, width, 1}};
 }
 
 /* -- the residue ----------------------------------------------------------- */

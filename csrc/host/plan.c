@@ -13,15 +13,39 @@
  *
  * where strict bfloat16 goes as float32 does, and so does float16 with few
  * channels (own_arith); KV is left out if neither dk nor dv is wanted, and Q
- * if dq is not.
+ * if dq is not.  BIAS follows if dbias is wanted, in fp32 or fp64.
+ *
+ * A problem with any of FA_HAS_* takes the rows of level FA_FULL, all others
+ * those of FA_PLAIN; FA_PREPARE has one row for both.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "host/plan.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stdio.h>
 
 /* -- the choice ------------------------------------------------------------ */
+
+uint32_t fa_keep_of(double dropout_p)
+{
+    const double keep = floor((1.0 - dropout_p) * FA_KEEP_ALL + 0.5);
+    return keep < 1.0 ? 1 : (uint32_t)keep;
+}
+
+uint32_t fa_features_of(const fa_problem *p)
+{
+    const fa_features *f = &p->features;
+    return (f->bias.data != NULL ? FA_HAS_BIAS : 0U) |
+           (f->mask.data != NULL ? FA_HAS_MASK : 0U) |
+           (f->alibi.data != NULL ? FA_HAS_ALIBI : 0U) |
+           (f->sink.data != NULL ? FA_HAS_SINK : 0U) |
+           (f->softcap > 0.0 ? FA_HAS_SOFTCAP : 0U) |
+           (fa_keep_of(f->dropout_p) < FA_KEEP_ALL ? FA_HAS_DROPOUT : 0U) |
+           (f->sink_keys > 0 && p->window_left >= 0 ? FA_HAS_SINK_KEYS : 0U) |
+           (f->span_q.data != NULL ? FA_HAS_SPANS : 0U) |
+           (f->blocks.data != NULL ? FA_HAS_BLOCKS : 0U);
+}
 
 /* The types of arithmetic that may serve a problem, as a set like `reads`. */
 enum { ANY_ARITH = FA_READS_F16 | FA_READS_F32 | FA_READS_F64 };
@@ -32,9 +56,11 @@ static const fa_variant *choose(const fa_problem *p, fa_pass pass,
 {
     const int64_t dim =
         p->q.size[3] > p->v.size[3] ? p->q.size[3] : p->v.size[3];
+    const fa_level level =
+        pass != FA_PREPARE && fa_features_of(p) != 0 ? FA_FULL : FA_PLAIN;
     for (size_t i = 0; i < FA_VARIANT_COUNT; i++) {
         const fa_variant *row = &fa_variants[i];
-        if (row->pass == pass && row->dim >= dim && row->level == FA_PLAIN &&
+        if (row->pass == pass && row->dim >= dim && row->level == level &&
             (row->reads >> p->q.dtype & 1) != 0 &&
             (ariths >> row->arith & 1) != 0) {
             return row;
@@ -43,9 +69,23 @@ static const fa_variant *choose(const fa_problem *p, fa_pass pass,
     return NULL;
 }
 
+static int64_t tiles_of(int64_t length, int32_t rows)
+{
+    return (length + rows - 1) / rows;
+}
+
+/* The tiles of dbias: of its rows, times of its keys. */
+static int64_t bias_tiles(const fa_tensor *bias, const fa_variant *row)
+{
+    return tiles_of(bias->size[2], row->rows) *
+           tiles_of(bias->size[3], row->steps);
+}
+
 /* Adds the launch of a row from `ariths`.  The grid, in workgroups:
  * FA_FORWARD and FA_BACKWARD_Q  tiles of queries, H, B
  * FA_BACKWARD_KV                tiles of keys, Hk, B
+ * FA_BACKWARD_BIAS              tiles of dbias, those of keys running faster;
+ *                               heads and batch of the bias
  * FA_PREPARE                    blocks of the longer side for each of the
  *                               FA_PREPARED tensors, H, B */
 static fa_status add_step(const fa_problem *p, fa_plan *plan, fa_pass pass,
@@ -54,7 +94,9 @@ static fa_status add_step(const fa_problem *p, fa_plan *plan, fa_pass pass,
     const int64_t queries = p->q.size[2];
     const int64_t keys = p->k.size[2];
     const int64_t longer = queries > keys ? queries : keys;
-    const int64_t heads = pass == FA_BACKWARD_KV ? p->k.size[1] : p->q.size[1];
+    const fa_tensor *of = pass == FA_BACKWARD_BIAS ? &p->features.bias
+                          : pass == FA_BACKWARD_KV ? &p->k
+                                                   : &p->q;
     const fa_variant *row = choose(p, pass, ariths);
     if (row == NULL) {
         return fa_fail(error, FA_EUNSUPPORTED,
@@ -66,12 +108,19 @@ static fa_status add_step(const fa_problem *p, fa_plan *plan, fa_pass pass,
     const int64_t length = pass == FA_PREPARE       ? longer
                            : pass == FA_BACKWARD_KV ? keys
                                                     : queries;
-    int64_t groups = (length + row->rows - 1) / row->rows;
+    int64_t groups = pass == FA_BACKWARD_BIAS ? bias_tiles(of, row)
+                                              : tiles_of(length, row->rows);
     if (pass == FA_PREPARE) {
         assert(row->rows == FA_BLOCK_ROWS);
         groups *= FA_PREPARED;
     }
     /* HIP counts a grid in work items, in 32 bits. */
+    if (groups * row->threads > UINT32_MAX && pass == FA_BACKWARD_BIAS) {
+        return fa_fail(error, FA_EUNSUPPORTED,
+                       "bias: expected at most %lld tiles for %s, got %lld",
+                       (long long)UINT32_MAX / row->threads, row->symbol,
+                       (long long)groups);
+    }
     if (groups * row->threads > UINT32_MAX) {
         return fa_fail(error, FA_EUNSUPPORTED,
                        "%s: expected at most %lld rows for %s, got %lld",
@@ -82,8 +131,8 @@ static fa_status add_step(const fa_problem *p, fa_plan *plan, fa_pass pass,
     }
     step.variant = row;
     step.grid[0] = (uint32_t)groups;
-    step.grid[1] = (uint32_t)heads;
-    step.grid[2] = (uint32_t)p->q.size[0];
+    step.grid[1] = (uint32_t)of->size[1];
+    step.grid[2] = (uint32_t)of->size[0];
     assert(plan->count < FA_MAX_STEPS);
     plan->step[plan->count++] = step;
     return FA_OK;
@@ -183,10 +232,14 @@ fa_status fa_plan_forward(const fa_problem *p, fa_plan *plan, fa_error *error)
     if (status != FA_OK) {
         return status;
     }
-    if (fa_tensor_is_empty(&p->q) || p->k.size[2] == 0) {
+    /* A sink is a key, too: lse is its score then, which no fill can write, so
+     * that kernels run, over no keys. */
+    if (fa_tensor_is_empty(&p->q) ||
+        (p->k.size[2] == 0 && p->features.sink.data == NULL)) {
         plan->work = fa_tensor_is_empty(&p->q) ? FA_WORK_NONE : FA_WORK_NO_KEYS;
         return FA_OK;
     }
+    made.features = fa_features_of(p);
     const bool fast = is_fast(p, false, false, true);
     const fa_step usual = {0};
     const fa_step prepare = {.prepare = prepared};
@@ -228,13 +281,67 @@ static fa_status add_passes(const fa_problem *p, const fa_gradients *g,
 /* What there is to do if a sum is empty, or FA_WORK_STEPS. */
 static fa_work backward_work(const fa_problem *p, const fa_gradients *g)
 {
-    const bool dq = (g->wanted & FA_WANT_DQ) && !fa_tensor_is_empty(&p->q);
-    const bool dkv =
-        (g->wanted & (FA_WANT_DK | FA_WANT_DV)) && !fa_tensor_is_empty(&p->k);
-    return !dq && !dkv ? FA_WORK_NONE
+    const bool queries = (g->wanted & (FA_WANT_DQ | FA_WANT_DSINK)) != 0 &&
+                         !fa_tensor_is_empty(&p->q);
+    const bool keys = (g->wanted & (FA_WANT_DK | FA_WANT_DV)) != 0 &&
+                      !fa_tensor_is_empty(&p->k);
+    const bool bias = (g->wanted & FA_WANT_DBIAS) != 0 &&
+                      !fa_tensor_is_empty(&p->features.bias);
+    return !queries && !keys && !bias ? FA_WORK_NONE
            : fa_tensor_is_empty(&p->q) || fa_tensor_is_empty(&p->k)
                ? FA_WORK_NO_KEYS
                : FA_WORK_STEPS;
+}
+
+/* Without keys the sink alone has a gradient, which FA_PREPARE finds. */
+static fa_status plan_without_keys(const fa_problem *p, const fa_gradients *g,
+                                   fa_plan *plan, fa_error *error)
+{
+    const fa_step prepare = {.prepare = FA_SET_DOUT};
+    if ((g->wanted & FA_WANT_DSINK) == 0 || fa_tensor_is_empty(&p->q)) {
+        return FA_OK;
+    }
+    fa_status status = lay_out(p, true, 0, 0, &plan->workspace, error);
+    return status == FA_OK
+               ? add_step(p, plan, FA_PREPARE, ANY_ARITH, prepare, error)
+               : status;
+}
+
+static fa_status plan_steps(const fa_problem *p, const fa_gradients *g,
+                            fa_plan *plan, fa_error *error)
+{
+    const bool kv = (g->wanted & (FA_WANT_DK | FA_WANT_DV)) != 0;
+    const bool q = (g->wanted & FA_WANT_DQ) != 0;
+    const bool fast = (kv || q) && is_fast(p, kv, q, false);
+    /* dS into fp16 */
+    const bool packs = fast || ((kv || q) && own_arith(p) == FA_READS_F16);
+    const uint32_t wide_arith = FA_READS_F32 | FA_READS_F64;
+    const uint32_t all = FA_SET_Q | FA_SET_K | FA_SET_V | FA_SET_DOUT;
+    const uint32_t prepared = fast    ? all
+                              : packs ? FA_SET_V | FA_SET_DOUT
+                                      : FA_SET_DOUT;
+    const fa_step usual = {0};
+    const fa_step prepare = {.prepare = prepared};
+    const fa_step unfit = {.only_unfit = 1};
+    fa_status status = lay_out(p, true, fast ? all : 0, packs ? prepared : 0,
+                               &plan->workspace, error);
+    if (status == FA_OK) {
+        status = add_step(p, plan, FA_PREPARE, ANY_ARITH, prepare, error);
+    }
+    if (fast && status == FA_OK) {
+        status = add_passes(p, g, plan, FA_READS_F16, usual, error);
+    }
+    if (status == FA_OK) {
+        status =
+            add_passes(p, g, plan, own_arith(p), fast ? unfit : usual, error);
+    }
+    if (status == FA_OK && (g->wanted & FA_WANT_DBIAS) != 0) {
+        status = add_step(p, plan, FA_BACKWARD_BIAS, wide_arith, usual, error);
+    }
+    if (status == FA_OK) {
+        note_narrow(p, g, plan);
+    }
+    return status;
 }
 
 fa_status fa_plan_backward(const fa_problem *p, const fa_gradients *g,
@@ -247,34 +354,13 @@ fa_status fa_plan_backward(const fa_problem *p, const fa_gradients *g,
         return status;
     }
     made.work = backward_work(p, g);
-    if (made.work != FA_WORK_STEPS) {
-        *plan = made;
-        return FA_OK;
-    }
-    const bool fast = is_fast(p, (g->wanted & (FA_WANT_DK | FA_WANT_DV)) != 0,
-                              (g->wanted & FA_WANT_DQ) != 0, false);
-    const bool packs = fast || own_arith(p) == FA_READS_F16; /* dS into fp16 */
-    const uint32_t all = FA_SET_Q | FA_SET_K | FA_SET_V | FA_SET_DOUT;
-    const uint32_t prepared = fast    ? all
-                              : packs ? FA_SET_V | FA_SET_DOUT
-                                      : FA_SET_DOUT;
-    const fa_step usual = {0};
-    const fa_step prepare = {.prepare = prepared};
-    const fa_step unfit = {.only_unfit = 1};
-    status = lay_out(p, true, fast ? all : 0, packs ? prepared : 0,
-                     &made.workspace, error);
-    if (status == FA_OK) {
-        status = add_step(p, &made, FA_PREPARE, ANY_ARITH, prepare, error);
-    }
-    if (fast && status == FA_OK) {
-        status = add_passes(p, g, &made, FA_READS_F16, usual, error);
+    made.features = fa_features_of(p);
+    if (made.work != FA_WORK_NONE) {
+        status = made.work == FA_WORK_STEPS
+                     ? plan_steps(p, g, &made, error)
+                     : plan_without_keys(p, g, &made, error);
     }
     if (status == FA_OK) {
-        status =
-            add_passes(p, g, &made, own_arith(p), fast ? unfit : usual, error);
-    }
-    if (status == FA_OK) {
-        note_narrow(p, g, &made);
         *plan = made;
     }
     return status;
@@ -290,7 +376,9 @@ void fa_plan_symbols(const fa_plan *plan, char text[FA_SYMBOLS_CHARS])
     size_t used = 0;
     text[0] = '\0';
     for (int i = 0; i < plan->count; i++) {
-        if (fa_step_is_main(&plan->step[i]) && used < FA_SYMBOLS_CHARS) {
+        const bool alone = plan->count == 1; /* dsink, which FA_PREPARE makes */
+        if ((alone || fa_step_is_main(&plan->step[i])) &&
+            used < FA_SYMBOLS_CHARS) {
             used += (size_t)snprintf(text + used, FA_SYMBOLS_CHARS - used,
                                      "%s%s", used == 0 ? "" : "+",
                                      plan->step[i].variant->symbol);

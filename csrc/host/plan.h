@@ -18,11 +18,46 @@ fa_tensor fa_tensor_of_rows(void *data, fa_dtype dtype, const fa_tensor *like,
 
 /* -- check.c --------------------------------------------------------------- */
 
+enum { FA_LENGTH_MAX = 1 << 30 }; /* lengths and their sums fit 32 bits */
+
 fa_status fa_check_forward(const fa_problem *problem, fa_error *error);
 fa_status fa_check_backward(const fa_problem *problem,
                             const fa_gradients *gradients, fa_error *error);
 /* Part of both, and of a launch, whose memory may be newer than the plan. */
 fa_status fa_check_residue(const fa_problem *problem, fa_error *error);
+
+/* Parts of these: no negative stride and no offset beyond 63 bits; the type
+ * `expected`, which is that of `whose`; no element where another one is. */
+fa_status fa_check_strides(const char *name, const fa_tensor *t,
+                           fa_error *error);
+fa_status fa_check_dtype(const char *name, const fa_tensor *t,
+                         fa_dtype expected, const char *whose, fa_error *error);
+fa_status fa_check_overlap(const char *name, const fa_tensor *t,
+                           fa_error *error);
+/* That `output`, of the batch, heads and rows of `rows`, can exist. */
+fa_status fa_check_elements(const char *name, const fa_tensor *rows,
+                            int64_t head_dim, const char *output,
+                            fa_error *error);
+
+/* -- check_features.c ------------------------------------------------------ */
+
+/* All of problem->features and the windows.  `backward`: also what only the
+ * backward reads. */
+fa_status fa_check_features(const fa_problem *problem, bool backward,
+                            fa_error *error);
+/* dbias and dsink, as far as they are wanted. */
+fa_status fa_check_feature_gradients(const fa_problem *problem,
+                                     const fa_gradients *gradients,
+                                     fa_error *error);
+
+/* -- plan.c ---------------------------------------------------------------- */
+
+/* FA_HAS_*. */
+uint32_t fa_features_of(const fa_problem *problem);
+
+/* Dropout keeps a weight with this / 65536; so much: every one. */
+enum { FA_KEEP_ALL = 1 << 16 };
+uint32_t fa_keep_of(double dropout_p);
 
 /* -- wide.c ---------------------------------------------------------------- */
 
@@ -36,9 +71,8 @@ fa_narrow fa_why_narrow(const fa_tensor *t);
 
 /* -- args.c ---------------------------------------------------------------- */
 
-enum {
-    FA_EXTRAS = 2 * FA_PREPARED + 4 /* the arrays, lse lse_lo out_lo rows */
-};
+/* Of FA_PREPARE the arrays, lse lse_lo out_lo rows, and the sink. */
+enum { FA_EXTRAS = 2 * FA_PREPARED + 5 };
 
 /* What one launch is told, and the memory that it touches.  `access` points
  * into `extra` and to the problem's own tensors. */

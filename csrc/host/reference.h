@@ -7,17 +7,22 @@
 #include "fa.h"
 
 /* out (B, H, Sq, Dv) and lse (B, H, Sq), both contiguous, from a problem whose
- * q, k, v lie in host memory; its own out and lse are not used.  `scores` is
- * room for Sk numbers.  Any types, sizes and strides. */
+ * q, k, v and features lie in host memory; its own out and lse are not used.
+ * `scores` is room for Sk numbers.  Any types, sizes and strides. */
 void fa_reference_forward(const fa_problem *problem, double *out, double *lse,
                           double *scores);
 
-/* dq, dk and dv, contiguous, whatever is wanted; of `gradients` only dout and
- * dlse are read, of the problem neither out nor lse.  `scratch` is room for
- * 2 Sk numbers. */
+/* dq, dk, dv, and dbias and dsink if not NULL, contiguous, whatever is wanted;
+ * of `gradients` only dout and dlse are read, of the problem neither out nor
+ * lse.  `scratch` is room for 2 Sk numbers. */
 void fa_reference_backward(const fa_problem *problem,
                            const fa_gradients *gradients, double *dq,
-                           double *dk, double *dv, double *scratch);
+                           double *dk, double *dv, double *dbias, double *dsink,
+                           double *scratch);
+
+/* The bits of dropout: four words from a counter and a key. */
+void fa_reference_philox(const uint32_t counter[4], const uint32_t key[2],
+                         uint32_t out[4]);
 
 /* An element in host memory, of any type.  Storing rounds to the nearest. */
 double fa_element_get(const fa_tensor *t, int64_t b, int64_t h, int64_t i,

@@ -40,14 +40,14 @@ fa_dtype fa_dtype_of_sums(fa_dtype dtype)
 const char *fa_pass_name(fa_pass pass)
 {
     static const char *const names[] = {"forward", "prepare", "backward_kv",
-                                        "backward_q"};
+                                        "backward_q", "backward_bias"};
     assert((size_t)pass < sizeof names / sizeof names[0]);
     return names[pass];
 }
 
 const char *fa_level_name(fa_level level)
 {
-    static const char *const names[] = {"plain"};
+    static const char *const names[] = {"plain", "full"};
     assert((size_t)level < sizeof names / sizeof names[0]);
     return names[level];
 }

@@ -1,5 +1,5 @@
 /* wide.c: which tensors can be accessed 16 bytes at a time, and in words why
- * the others cannot.
+ * the others cannot, and why a plan has the kernels that it has.
  *
  * Every kernel takes either kind; a narrow tensor only costs time.
  *
@@ -110,6 +110,23 @@ static void append_cause(char *text, const fa_narrow *why)
     }
 }
 
+/* What a plan has beyond what FA_PLAIN knows, in the order of FA_HAS_*. */
+static void append_features(char *text, uint32_t features)
+{
+    static const char *const names[] = {"bias",      "mask",    "alibi",
+                                        "sink",      "softcap", "dropout",
+                                        "sink keys", "spans",   "blocks"};
+    const size_t count = sizeof names / sizeof names[0];
+    bool first = true;
+    for (size_t i = 0; i < count; i++) {
+        if ((features >> i & 1) != 0) {
+            append(text, "%s%s", first ? "full: " : ", ", names[i]);
+            first = false;
+        }
+    }
+    append(text, first ? "" : "; ");
+}
+
 static bool is_same(const fa_narrow *a, const fa_narrow *b)
 {
     return a->cause == b->cause && a->axis == b->axis && a->limit == b->limit &&
@@ -126,7 +143,9 @@ void fa_plan_why(const fa_plan *plan, char text[FA_WHY_CHARS])
         append(text, "empty: %s",
                plan->backward ? plan->work == FA_WORK_NONE
                                     ? "no gradient has elements"
-                                    : "the gradients are 0"
+                                : plan->count == 0
+                                    ? "the gradients are 0"
+                                    : "the gradients are 0 but for that of sink"
                : plan->work == FA_WORK_NONE
                    ? "out has no elements"
                    : "no keys, so out is 0 and lse -inf");
@@ -135,6 +154,7 @@ void fa_plan_why(const fa_plan *plan, char text[FA_WHY_CHARS])
     for (int i = 0; i < FA_TENSORS; i++) {
         left |= plan->narrow[i].cause != FA_CAUSE_WIDE ? 1U << i : 0;
     }
+    append_features(text, plan->features);
     append(text, left == 0 ? "wide: every load is 16 bytes" : "narrow: ");
     /* Tensors with the same reason are named together; a head dim that is
      * everybody's needs no names. */

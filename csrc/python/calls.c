@@ -4,18 +4,19 @@
  *               q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, out_lo_ptr,
  *               workspace_ptr, workspace_bytes,
  *               q_size, q_stride, k_size, k_stride, v_size, v_stride,
- *               out_stride, scale, causal):
+ *               out_stride, scale, causal, features=None):
  *   def backward(device_type, device_index, stream, arch, dtype, grads_fp32,
  *                wanted, q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, out_lo_ptr,
  *                dout_ptr, dlse_ptr, dq_ptr, dk_ptr, dv_ptr,
  *                workspace_ptr, workspace_bytes,
  *                q_size, q_stride, k_size, k_stride, v_size, v_stride,
  *                out_stride, dout_stride, dlse_stride,
- *                dq_stride, dk_stride, dv_stride, scale, causal):
+ *                dq_stride, dk_stride, dv_stride, scale, causal,
+ *                features=None, dbias_ptr=0, dsink_ptr=0):
  *       "The ops on addresses, for kernels registered from Python; an address
  *        0 is an absent tensor, that of out_lo (fa.h: the residue) a multiple
  *        of 16.  Raise RuntimeError."
- *   def workspace(dtype, q_size, k_size, v_size, wanted) -> int:
+ *   def workspace(dtype, q_size, k_size, v_size, wanted, features=None) -> int:
  *       "The bytes that the forward (wanted 0) or the backward needs.  Raises
  *        RuntimeError."
  *   def load(device_type, device_index, arch, dtype=None):
@@ -23,13 +24,19 @@
  *        nothing.  Raises RuntimeError."
  *   def plan(dtype, q_align, k_align, v_align, q_size, q_stride, k_size,
  *            k_stride, v_size, v_stride, scale, causal, wanted=0,
- *            grads_fp32=False) -> (symbols, grid, why, steps, workspace):
+ *            grads_fp32=False, features=None)
+ *            -> (symbols, grid, why, steps, workspace):
  *       "What would run, of the forward (wanted 0) or the backward; raises
  *        Error.  The alignments are those of the tensors' addresses in bytes;
  *        all other tensors count as aligned and dense."
  *
  * Parsing is all that happens here.  Sizes and strides are tuples of four,
- * dlse_stride of three.
+ * dlse_stride of three.  `features` is None or
+ *   (bias, mask, alibi, sink, seed, span_q, span_k, blocks, blocks_t, softcap,
+ *    dropout_p, window_left, window_right, sink_keys, block_q, block_k)
+ * whose tensors are None or (address, dtype, sizes, strides), where alibi has
+ * two sizes and a dtype that is none of ours is 0; dbias and dsink are
+ * contiguous.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "python/calls.h"
@@ -146,6 +153,7 @@ PyObject *fa_module_forward(PyObject *module, PyObject *const *args,
         OUT_STRIDE = Q_SIZE + 6,
         SCALE,
         CAUSAL,
+        FEATURES,
         ARGS
     };
     where w;
@@ -158,8 +166,8 @@ PyObject *fa_module_forward(PyObject *module, PyObject *const *args,
     int64_t bytes = 0;
     (void)module;
 
-    if (fa_check_count("forward", count, ARGS, ARGS) || parse_where(args, &w) ||
-        fa_parse_pointer(args[Q_PTR], &p.q.data) ||
+    if (fa_check_count("forward", count, FEATURES, ARGS) ||
+        parse_where(args, &w) || fa_parse_pointer(args[Q_PTR], &p.q.data) ||
         fa_parse_pointer(args[K_PTR], &p.k.data) ||
         fa_parse_pointer(args[V_PTR], &p.v.data) ||
         fa_parse_pointer(args[OUT_PTR], &p.out.data) ||
@@ -169,7 +177,8 @@ PyObject *fa_module_forward(PyObject *module, PyObject *const *args,
         fa_parse_int64(args[WORKSPACE_BYTES], &bytes) ||
         fa_parse_shapes(args + Q_SIZE, w.dtype, &p) ||
         parse_out(args[OUT_STRIDE], &p) ||
-        fa_parse_scale_causal(args + SCALE, &p)) {
+        fa_parse_scale_causal(args + SCALE, &p) ||
+        fa_parse_features(count > FEATURES ? args[FEATURES] : Py_None, &p)) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -221,6 +230,9 @@ PyObject *fa_module_backward(PyObject *module, PyObject *const *args,
         DV_STRIDE,
         SCALE,
         CAUSAL,
+        FEATURES,
+        DBIAS_PTR,
+        DSINK_PTR,
         ARGS
     };
     where w;
@@ -235,7 +247,7 @@ PyObject *fa_module_backward(PyObject *module, PyObject *const *args,
     bool grads_fp32 = false;
     (void)module;
 
-    if (fa_check_count("backward", count, ARGS, ARGS) ||
+    if (fa_check_count("backward", count, FEATURES, ARGS) ||
         parse_where(args, &w) || fa_parse_bool(args[GRADS_FP32], &grads_fp32) ||
         fa_parse_wanted(args[WANTED], &g.wanted) ||
         fa_parse_pointer(args[Q_PTR], &p.q.data) ||
@@ -248,7 +260,8 @@ PyObject *fa_module_backward(PyObject *module, PyObject *const *args,
         fa_parse_int64(args[WORKSPACE_BYTES], &bytes) ||
         fa_parse_shapes(args + Q_SIZE, w.dtype, &p) ||
         parse_out(args[OUT_STRIDE], &p) ||
-        fa_parse_scale_causal(args + SCALE, &p)) {
+        fa_parse_scale_causal(args + SCALE, &p) ||
+        fa_parse_features(count > FEATURES ? args[FEATURES] : Py_None, &p)) {
         return NULL;
     }
     shape_gradients(&p, grads_fp32, &g);
@@ -261,7 +274,11 @@ PyObject *fa_module_backward(PyObject *module, PyObject *const *args,
         fa_parse_tuple("dlse_stride", args[DLSE_STRIDE], 3, g.dlse.stride) ||
         fa_parse_tuple("dq_stride", args[DQ_STRIDE], 4, g.dq.stride) ||
         fa_parse_tuple("dk_stride", args[DK_STRIDE], 4, g.dk.stride) ||
-        fa_parse_tuple("dv_stride", args[DV_STRIDE], 4, g.dv.stride)) {
+        fa_parse_tuple("dv_stride", args[DV_STRIDE], 4, g.dv.stride) ||
+        (count > DBIAS_PTR &&
+         fa_parse_pointer(args[DBIAS_PTR], &g.dbias.data)) ||
+        (count > DSINK_PTR &&
+         fa_parse_pointer(args[DSINK_PTR], &g.dsink.data))) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -340,8 +357,9 @@ PyObject *fa_module_workspace(PyObject *module, PyObject *const *args,
     uint32_t wanted = 0;
     (void)module;
 
-    if (fa_check_count("workspace", count, 5, 5) ||
-        fa_parse_dtype(args[0], &dtype) || fa_parse_wanted(args[4], &wanted)) {
+    if (fa_check_count("workspace", count, 5, 6) ||
+        fa_parse_dtype(args[0], &dtype) || fa_parse_wanted(args[4], &wanted) ||
+        fa_parse_features(count > 5 ? args[5] : Py_None, &p)) {
         return NULL;
     }
     for (int i = 0; i < 3; i++) {
@@ -386,6 +404,7 @@ PyObject *fa_module_plan(PyObject *module, PyObject *const *args,
         CAUSAL,
         WANTED,
         GRADS_FP32,
+        FEATURES,
         ARGS
     };
     static const fa_step none = {0};
@@ -407,7 +426,8 @@ PyObject *fa_module_plan(PyObject *module, PyObject *const *args,
         fa_parse_shapes(args + Q_SIZE, dtype, &p) ||
         fa_parse_scale_causal(args + SCALE, &p) ||
         (count > WANTED && fa_parse_wanted(args[WANTED], &wanted)) ||
-        (count > GRADS_FP32 && fa_parse_bool(args[GRADS_FP32], &grads_fp32))) {
+        (count > GRADS_FP32 && fa_parse_bool(args[GRADS_FP32], &grads_fp32)) ||
+        fa_parse_features(count > FEATURES ? args[FEATURES] : Py_None, &p)) {
         return NULL;
     }
     if (plan_alone(&p, wanted, grads_fp32, &plan, &error) != FA_OK) {

@@ -207,8 +207,8 @@ static PyMethodDef methods[] = {
     {"backward", FAST(fa_module_backward), METH_FASTCALL,
      "backward(...): the backward on addresses."},
     {"workspace", FAST(fa_module_workspace), METH_FASTCALL,
-     "workspace(dtype, q_size, k_size, v_size, wanted): bytes that forward() "
-     "(wanted 0) or backward() needs."},
+     "workspace(dtype, q_size, k_size, v_size, wanted, features=None): bytes "
+     "that forward() (wanted 0) or backward() needs."},
     {"load", FAST(fa_module_load), METH_FASTCALL,
      "load(device_type, device_index, arch, dtype=None): load what calls "
      "need."},

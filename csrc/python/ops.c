@@ -21,7 +21,8 @@ static const char fwd_schema[] =
 static const char bwd_schema[] =
     "bwd(Tensor dout, Tensor dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
     "Tensor lse, Tensor out_lo, " FA_OPTIONS_SCHEMA
-    ", int wanted, bool grads_fp32) -> (Tensor dq, Tensor dk, Tensor dv)";
+    ", int wanted, bool grads_fp32) -> (Tensor dq, Tensor dk, Tensor dv, "
+    "Tensor dbias, Tensor dsink)";
 
 static bool registered_ops;
 
@@ -31,7 +32,7 @@ static bool registered_ops;
 enum {
     FWD_Q,
     FWD_OPTIONS = 3,
-    FWD_TENSORS = FWD_OPTIONS + FA_OPTION_BLOCKS + 1,
+    FWD_TENSORS = FWD_OPTIONS + FA_OPTION_SCALE,
     FWD_NEEDS_GRAD = FWD_OPTIONS + FA_OPTIONS
 };
 enum { FWD_OUT, FWD_LSE, FWD_OUT_LO, FWD_RESULTS };
@@ -70,9 +71,9 @@ static fa_status forward(const uint64_t *stack,
     void *workspace = NULL;
     fa_status status = FA_OK;
 
-    if ((status = fa_torch_parse_options(stack + FWD_OPTIONS, &p, error)) !=
-            FA_OK ||
-        (status = fa_torch_parse_qkv(stack + FWD_Q, &p, &on, error)) != FA_OK) {
+    if ((status = fa_torch_parse_qkv(stack + FWD_Q, &p, &on, error)) != FA_OK ||
+        (status = fa_torch_parse_options(stack + FWD_OPTIONS, &on, &p,
+                                         error)) != FA_OK) {
         return status;
     }
     fa_tensor_like(&p.q, p.v.size[3], &p.out);
@@ -113,11 +114,11 @@ enum {
     BWD_LSE,
     BWD_OUT_LO,
     BWD_OPTIONS,
-    BWD_TENSORS = BWD_OPTIONS + FA_OPTION_BLOCKS + 1,
+    BWD_TENSORS = BWD_OPTIONS + FA_OPTION_SCALE,
     BWD_WANTED = BWD_OPTIONS + FA_OPTIONS,
     BWD_GRADS_FP32
 };
-enum { BWD_DQ, BWD_DK, BWD_DV, BWD_RESULTS };
+enum { BWD_DQ, BWD_DK, BWD_DV, BWD_DBIAS, BWD_DSINK, BWD_RESULTS };
 
 /* lse is no fa_tensor of the problem, so what it must be is checked here. */
 static fa_status parse_lse(fa_torch_tensor from, fa_problem *p,
@@ -231,9 +232,9 @@ static fa_status parse_backward(const uint64_t *stack, fa_problem *p,
     fa_torch_device other;
     fa_status status = FA_OK;
 
-    if ((status = fa_torch_parse_options(stack + BWD_OPTIONS, p, error)) !=
+    if ((status = fa_torch_parse_qkv(stack + BWD_Q, p, on, error)) != FA_OK ||
+        (status = fa_torch_parse_options(stack + BWD_OPTIONS, on, p, error)) !=
             FA_OK ||
-        (status = fa_torch_parse_qkv(stack + BWD_Q, p, on, error)) != FA_OK ||
         (status = fa_torch_parse_tensor("out", out, &p->out, &other, error)) !=
             FA_OK ||
         (status = fa_torch_check_device("out", on, &other, error)) != FA_OK ||
@@ -253,21 +254,33 @@ static fa_status parse_backward(const uint64_t *stack, fa_problem *p,
     return FA_OK;
 }
 
-static fa_status allocate_gradients(fa_gradients *g, const fa_torch_device *on,
+/* A result that is not wanted has no elements; of dbias, which may then have no
+ * bias, in the type of sums. */
+static fa_status allocate_gradients(const fa_problem *p, fa_gradients *g,
+                                    const fa_torch_device *on,
                                     fa_torch_tensor results[BWD_RESULTS],
                                     fa_error *error)
 {
-    static const char *const names[BWD_RESULTS] = {"dq", "dk", "dv"};
-    fa_tensor *const tensors[BWD_RESULTS] = {&g->dq, &g->dk, &g->dv};
+    static const char *const names[] = {"dq", "dk", "dv", "dbias", "dsink"};
+    const fa_dtype sums = fa_dtype_of_sums(p->q.dtype);
+    fa_tensor *const tensors[] = {&g->dq, &g->dk, &g->dv, &g->dbias};
     fa_status status = FA_OK;
-    for (int i = 0; i < BWD_RESULTS && status == FA_OK; i++) {
+    for (int i = BWD_DQ; i <= BWD_DBIAS && status == FA_OK; i++) {
+        const fa_dtype absent = i == BWD_DBIAS ? sums : tensors[i]->dtype;
         status = (g->wanted >> i & 1) != 0
                      ? fa_torch_new_like(names[i], on, tensors[i], &results[i],
                                          error)
-                     : fa_torch_new_flat(names[i], on, 0, tensors[i]->dtype,
-                                         &results[i], NULL, error);
+                     : fa_torch_new_flat(names[i], on, 0, absent, &results[i],
+                                         NULL, error);
     }
-    return status;
+    if (status != FA_OK) {
+        return status;
+    }
+    return (g->wanted & FA_WANT_DSINK) != 0
+               ? fa_torch_new_rows(names[BWD_DSINK], on, p->q.size, sums,
+                                   &results[BWD_DSINK], &g->dsink.data, error)
+               : fa_torch_new_flat(names[BWD_DSINK], on, 0, sums,
+                                   &results[BWD_DSINK], NULL, error);
 }
 
 static fa_status backward(const uint64_t *stack,
@@ -291,7 +304,7 @@ static fa_status backward(const uint64_t *stack,
                                error)) != FA_OK ||
         (status = fa_torch_choose_target(&on, &runtime, &target, arch,
                                          error)) != FA_OK ||
-        (status = allocate_gradients(&g, &on, results, error)) != FA_OK ||
+        (status = allocate_gradients(&p, &g, &on, results, error)) != FA_OK ||
         (status = fa_torch_new_workspace(&on, plan.workspace.bytes, scratch,
                                          &workspace, error)) != FA_OK ||
         (status = fa_backward(runtime, &target, &p, &g, &plan, workspace,

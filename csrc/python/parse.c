@@ -40,6 +40,12 @@ int fa_parse_int(PyObject *from, int *to)
     return 0;
 }
 
+static int parse_double(PyObject *from, double *to)
+{
+    *to = PyFloat_AsDouble(from);
+    return *to == -1.0 && PyErr_Occurred() ? -1 : 0;
+}
+
 int fa_parse_pointer(PyObject *from, void **to)
 {
     *to = PyLong_AsVoidPtr(from);
@@ -112,11 +118,84 @@ int fa_parse_shapes(PyObject *const *args, fa_dtype dtype, fa_problem *problem)
 
 int fa_parse_scale_causal(PyObject *const *args, fa_problem *problem)
 {
-    problem->scale = PyFloat_AsDouble(args[0]);
-    if (problem->scale == -1.0 && PyErr_Occurred()) {
+    return parse_double(args[0], &problem->scale) ||
+                   fa_parse_int(args[1], &problem->causal)
+               ? -1
+               : 0;
+}
+
+/* None, or (address, dtype, sizes, strides) of up to four dimensions; *to gets
+ * them as its first. */
+static int parse_feature(const char *name, PyObject *from, fa_tensor *to)
+{
+    *to = (fa_tensor){.size = {1, 1, 1, 1}};
+    if (from == Py_None) {
+        return 0;
+    }
+    if (!PyTuple_Check(from) || PyTuple_Size(from) != 4 ||
+        !PyTuple_Check(PyTuple_GetItem(from, 2)) ||
+        PyTuple_Size(PyTuple_GetItem(from, 2)) > 4) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s: expected None or (address, dtype, sizes, strides), "
+                     "got %R",
+                     name, from);
         return -1;
     }
-    return fa_parse_int(args[1], &problem->causal);
+    PyObject *const sizes = PyTuple_GetItem(from, 2);
+    const int dims = (int)PyTuple_Size(sizes);
+    return fa_parse_pointer(PyTuple_GetItem(from, 0), &to->data) ||
+                   fa_parse_dtype(PyTuple_GetItem(from, 1), &to->dtype) ||
+                   fa_parse_tuple(name, sizes, dims, to->size) ||
+                   fa_parse_tuple(name, PyTuple_GetItem(from, 3), dims,
+                                  to->stride)
+               ? -1
+               : 0;
+}
+
+int fa_parse_features(PyObject *from, fa_problem *problem)
+{
+    fa_features *f = &problem->features;
+    fa_tensor seed;
+    const struct {
+        const char *name;
+        fa_tensor *to;
+    } tensors[] = {{"bias", &f->bias},        {"mask", &f->mask},
+                   {"alibi", &f->alibi},      {"sink", &f->sink},
+                   {"seed", &seed},           {"span_q", &f->span_q},
+                   {"span_k", &f->span_k},    {"blocks", &f->blocks},
+                   {"blocks_t", &f->blocks_t}};
+    enum { TENSORS = sizeof tensors / sizeof tensors[0] };
+    double *const doubles[] = {&f->softcap, &f->dropout_p};
+    int64_t *const ints[] = {&problem->window_left, &problem->window_right,
+                             &f->sink_keys, &f->block_q, &f->block_k};
+    problem->window_left = problem->window_right = -1;
+    if (from == Py_None) {
+        return 0;
+    }
+    if (!PyTuple_Check(from) || PyTuple_Size(from) != TENSORS + 2 + 5) {
+        PyErr_Format(PyExc_TypeError,
+                     "features: expected None or a tuple of %d, got %R",
+                     TENSORS + 2 + 5, from);
+        return -1;
+    }
+    for (int i = 0; i < TENSORS; i++) {
+        if (parse_feature(tensors[i].name, PyTuple_GetItem(from, i),
+                          tensors[i].to)) {
+            return -1;
+        }
+    }
+    f->seed = seed.data;
+    for (int i = 0; i < 2; i++) {
+        if (parse_double(PyTuple_GetItem(from, TENSORS + i), doubles[i])) {
+            return -1;
+        }
+    }
+    for (int i = 0; i < 5; i++) {
+        if (fa_parse_int64(PyTuple_GetItem(from, TENSORS + 2 + i), ints[i])) {
+            return -1;
+        }
+    }
+    return 0;
 }
 
 int fa_parse_arch(PyObject *from, char *arch, bool *given)

@@ -24,6 +24,9 @@ int fa_parse_wanted(PyObject *from, uint32_t *to);
 /* q_size, q_stride, k_size, ... from six arguments in a row. */
 int fa_parse_shapes(PyObject *const *args, fa_dtype dtype, fa_problem *problem);
 int fa_parse_scale_causal(PyObject *const *args, fa_problem *problem);
+/* Windows and features from None or a tuple, see calls.c; all else of the
+ * problem is left alone. */
+int fa_parse_features(PyObject *from, fa_problem *problem);
 /* Fills arch (room for FA_STATE_ARCH_CHARS) from a str or None. */
 int fa_parse_arch(PyObject *from, char *arch, bool *given);
 

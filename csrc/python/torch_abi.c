@@ -34,6 +34,9 @@ static const fa_symbol symbols[] = {
     REQUIRED(dtype_bfloat16, "aoti_torch_dtype_bfloat16"),
     REQUIRED(dtype_float32, "aoti_torch_dtype_float32"),
     REQUIRED(dtype_float64, "aoti_torch_dtype_float64"),
+    REQUIRED(dtype_bool, "aoti_torch_dtype_bool"),
+    REQUIRED(dtype_int32, "aoti_torch_dtype_int32"),
+    REQUIRED(dtype_int64, "aoti_torch_dtype_int64"),
     REQUIRED(device_type_cpu, "aoti_torch_device_type_cpu"),
     REQUIRED(device_type_cuda, "aoti_torch_device_type_cuda"),
 };

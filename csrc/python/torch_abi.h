@@ -59,6 +59,9 @@ typedef struct fa_torch_abi {
     int32_t (*dtype_bfloat16)(void);
     int32_t (*dtype_float32)(void);
     int32_t (*dtype_float64)(void);
+    int32_t (*dtype_bool)(void);
+    int32_t (*dtype_int32)(void);
+    int32_t (*dtype_int64)(void);
     int32_t (*device_type_cpu)(void);
     int32_t (*device_type_cuda)(void);
 

@@ -7,7 +7,6 @@
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "python/torch_args.h"
 
-#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -32,7 +31,7 @@ bool fa_torch_open(void)
 
 /* -- words ----------------------------------------------------------------- */
 
-static double as_double(uint64_t word)
+double fa_torch_as_double(uint64_t word)
 {
     double value = 0.0;
     memcpy(&value, &word, sizeof value);
@@ -68,69 +67,6 @@ void fa_torch_release(fa_torch_tensor tensor)
     }
 }
 
-/* -- options --------------------------------------------------------------- */
-
-static fa_status refuse_unsupported(const uint64_t *options, fa_error *error)
-{
-    static const char *const tensors[] = {"bias", "mask", "alibi",
-                                          "sink", "seed", "blocks"};
-    static const struct {
-        int at;
-        const char *name;
-    } floats[] = {{FA_OPTION_SOFTCAP, "softcap"},
-                  {FA_OPTION_DROPOUT_P, "dropout_p"}};
-    static const struct {
-        int at;
-        const char *name;
-    } windows[] = {{FA_OPTION_WINDOW_LEFT, "window_left"},
-                   {FA_OPTION_WINDOW_RIGHT, "window_right"}};
-    for (int i = FA_OPTION_BIAS; i <= FA_OPTION_BLOCKS; i++) {
-        int64_t numel = 0;
-        if (fa_torch.get_numel(fa_torch_as_tensor(options[i]), &numel) ||
-            numel != 0) {
-            return fa_fail(error, FA_EUNSUPPORTED,
-                           "%s: not supported yet, expected a tensor "
-                           "without elements, got %lld elements",
-                           tensors[i], (long long)numel);
-        }
-    }
-    for (int i = 0; i < 2; i++) {
-        const double value = as_double(options[floats[i].at]);
-        if (!(value >= 0.0 && value <= 0.0)) {
-            char number[32];
-            snprintf(number, sizeof number, "%.15g", value);
-            /* As Python writes a float, so that the text can be searched. */
-            const bool whole = strpbrk(number, ".en") == NULL;
-            return fa_fail(error, FA_EUNSUPPORTED,
-                           "%s: not supported yet, expected 0.0, got %s%s",
-                           floats[i].name, number, whole ? ".0" : "");
-        }
-    }
-    for (int i = 0; i < 2; i++) {
-        const int64_t value = fa_torch_as_int(options[windows[i].at]);
-        if (value != -1) {
-            return fa_fail(error, FA_EUNSUPPORTED,
-                           "%s: not supported yet, expected -1 (open), got "
-                           "%lld",
-                           windows[i].name, (long long)value);
-        }
-    }
-    return FA_OK;
-}
-
-fa_status fa_torch_parse_options(const uint64_t *options, fa_problem *problem,
-                                 fa_error *error)
-{
-    const int64_t causal = fa_torch_as_int(options[FA_OPTION_CAUSAL]);
-    problem->scale = as_double(options[FA_OPTION_SCALE]);
-    /* Clamped, not cut: beyond int it must not turn into something legal. */
-    problem->causal = causal < INT_MIN   ? INT_MIN
-                      : causal > INT_MAX ? INT_MAX
-                                         : (int)causal;
-    problem->strict_bf16 = fa_state_strict_bf16();
-    return refuse_unsupported(options, error);
-}
-
 /* -- tensors that come in -------------------------------------------------- */
 
 static void device_name(const fa_torch_device *d, char text[32])
@@ -159,8 +95,8 @@ fa_status fa_torch_check_device(const char *name,
                    name, expected_name, got_name);
 }
 
-static fa_status parse_dtype(const char *name, int32_t code, fa_dtype *dtype,
-                             fa_error *error)
+fa_status fa_torch_parse_dtype(const char *name, int32_t code, fa_dtype *dtype,
+                               fa_error *error)
 {
     for (int i = 0; i < 4; i++) {
         if (dtype_codes[i] == code) {
@@ -182,21 +118,20 @@ static fa_status not_strided(const char *name, fa_error *error)
                    name, fa_torch_abi_reason(&fa_torch));
 }
 
-static fa_status parse(const char *name, fa_torch_tensor from, int dims,
-                       const char *axes, fa_tensor *to, fa_torch_device *on,
-                       fa_error *error)
+fa_status fa_torch_parse_shape(const char *name, fa_torch_tensor from, int dims,
+                               const char *axes, fa_tensor *to, int32_t *code,
+                               fa_torch_device *on, fa_error *error)
 {
     const size_t bytes = (size_t)dims * sizeof to->size[0];
     int64_t dim = 0;
     int64_t *sizes = NULL;
     int64_t *strides = NULL;
-    int32_t dtype = 0;
     /* The data pointer first: it fails for None, which the dispatcher lets
      * through as an undefined tensor. */
     if (fa_torch.get_data(from, &to->data) || fa_torch.get_dim(from, &dim) ||
         fa_torch.get_sizes(from, &sizes) ||
         fa_torch.get_strides(from, &strides) ||
-        fa_torch.get_dtype(from, &dtype) ||
+        fa_torch.get_dtype(from, code) ||
         fa_torch.get_device_type(from, &on->type) ||
         fa_torch.get_device_index(from, &on->index)) {
         return not_strided(name, error);
@@ -208,7 +143,18 @@ static fa_status parse(const char *name, fa_torch_tensor from, int dims,
     }
     memcpy(to->size, sizes, bytes);
     memcpy(to->stride, strides, bytes);
-    return parse_dtype(name, dtype, &to->dtype, error);
+    return FA_OK;
+}
+
+static fa_status parse(const char *name, fa_torch_tensor from, int dims,
+                       const char *axes, fa_tensor *to, fa_torch_device *on,
+                       fa_error *error)
+{
+    int32_t code = 0;
+    const fa_status status =
+        fa_torch_parse_shape(name, from, dims, axes, to, &code, on, error);
+    return status == FA_OK ? fa_torch_parse_dtype(name, code, &to->dtype, error)
+                           : status;
 }
 
 fa_status fa_torch_parse_tensor(const char *name, fa_torch_tensor from,

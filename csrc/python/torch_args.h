@@ -24,30 +24,38 @@ typedef struct fa_torch_device {
 /* What follows the tensors of every op, as places from the first of it on. */
 enum {
     FA_OPTION_BIAS,
-    FA_OPTION_BLOCKS = 5, /* the last tensor */
-    FA_OPTION_SCALE,
+    FA_OPTION_MASK,
+    FA_OPTION_ALIBI,
+    FA_OPTION_SINK,
+    FA_OPTION_SEED,
+    FA_OPTION_SPAN_Q,
+    FA_OPTION_SPAN_K,
+    FA_OPTION_BLOCKS,
+    FA_OPTION_BLOCKS_T,
+    FA_OPTION_SCALE, /* as many tensors as lie before it */
     FA_OPTION_SOFTCAP,
     FA_OPTION_DROPOUT_P,
     FA_OPTION_CAUSAL,
     FA_OPTION_WINDOW_LEFT,
     FA_OPTION_WINDOW_RIGHT,
+    FA_OPTION_SINK_KEYS,
+    FA_OPTION_BLOCK_Q,
+    FA_OPTION_BLOCK_K,
     FA_OPTIONS
 };
 #define FA_OPTIONS_SCHEMA                                                \
     "Tensor bias, Tensor mask, Tensor alibi, Tensor sink, Tensor seed, " \
-    "Tensor blocks, float scale, float softcap, float dropout_p, "       \
-    "int causal, int window_left, int window_right"
+    "Tensor span_q, Tensor span_k, Tensor blocks, Tensor blocks_t, "     \
+    "float scale, float softcap, float dropout_p, int causal, "          \
+    "int window_left, int window_right, int sink_keys, int block_q, "    \
+    "int block_k"
 
 fa_torch_tensor fa_torch_as_tensor(uint64_t word);
 int64_t fa_torch_as_int(uint64_t word);
+double fa_torch_as_double(uint64_t word);
 bool fa_torch_as_bool(uint64_t word);
 uint64_t fa_torch_as_word(fa_torch_tensor tensor);
 void fa_torch_release(fa_torch_tensor tensor); /* accepts NULL */
-
-/* Reads scale and causal, and the configuration; refuses what nothing serves
- * yet: the schema is complete from the start, the kernels are not. */
-fa_status fa_torch_parse_options(const uint64_t *options, fa_problem *problem,
-                                 fa_error *error);
 
 /* A tensor of four dimensions. */
 fa_status fa_torch_parse_tensor(const char *name, fa_torch_tensor from,
@@ -61,6 +69,13 @@ fa_status fa_torch_parse_rows(const char *name, fa_torch_tensor from,
 fa_status fa_torch_parse_flat(const char *name, fa_torch_tensor from,
                               fa_tensor *to, fa_torch_device *on,
                               fa_error *error);
+/* One of `dims`, the names of which are `axes`, of torch's type number `*code`,
+ * which may be none of ours: to->dtype is left alone. */
+fa_status fa_torch_parse_shape(const char *name, fa_torch_tensor from, int dims,
+                               const char *axes, fa_tensor *to, int32_t *code,
+                               fa_torch_device *on, fa_error *error);
+fa_status fa_torch_parse_dtype(const char *name, int32_t code, fa_dtype *dtype,
+                               fa_error *error);
 /* Whether `from` has no elements, which means absent. */
 fa_status fa_torch_is_absent(const char *name, fa_torch_tensor from,
                              bool *absent, fa_error *error);
@@ -71,6 +86,14 @@ fa_status fa_torch_check_device(const char *name,
 /* q, k and v from the first three words. */
 fa_status fa_torch_parse_qkv(const uint64_t *stack, fa_problem *problem,
                              fa_torch_device *on, fa_error *error);
+
+/* -- torch_features.c */
+
+/* The options into the problem, whose q lies `on` a device; and the
+ * configuration. */
+fa_status fa_torch_parse_options(const uint64_t *options,
+                                 const fa_torch_device *on, fa_problem *problem,
+                                 fa_error *error);
 
 /* A new tensor laid out like `like`, whose data becomes its address. */
 fa_status fa_torch_new_like(const char *name, const fa_torch_device *on,

@@ -208,6 +208,7 @@ EXPORT int hipsimLaunch(hipFunction_t function, const uint32_t grid[3],
         l->tensor_data[i] = tensors[i].data;
         l->tensor_stride0[i] = tensors[i].stride[0];
         l->tensor_access[i] = tensors[i].access;
+        l->tensor_bytes[i] = tensors[i].element_bytes;
     }
     *stats = (hipsim_stats){.wave_instructions = 1000, .workgroups = 3};
     return outcome("hipsimLaunch");

@@ -12,7 +12,7 @@
 
 #include <stdbool.h>
 
-enum { FAKE_LAUNCHES = 8, FAKE_TENSORS = 18 };
+enum { FAKE_LAUNCHES = 8, FAKE_TENSORS = 21 };
 
 /* What one launch was given. */
 typedef struct fake_launch {
@@ -26,6 +26,7 @@ typedef struct fake_launch {
     const void *tensor_data[FAKE_TENSORS];
     int64_t tensor_stride0[FAKE_TENSORS];
     uint32_t tensor_access[FAKE_TENSORS];
+    int32_t tensor_bytes[FAKE_TENSORS]; /* of an element */
 } fake_launch;
 
 typedef struct fake_state {

@@ -68,7 +68,7 @@ void test_contiguous(fa_tensor *t, int64_t b, int64_t h, int64_t s, int64_t d)
 fa_problem test_problem(int64_t batch, int64_t heads, int64_t key_heads,
                         int64_t seqlen_q, int64_t seqlen_k, int64_t dim)
 {
-    fa_problem p = {.scale = 1.0, .causal = FA_CAUSAL_NONE};
+    fa_problem p = {.scale = 1.0, .window_left = -1, .window_right = -1};
     test_contiguous(&p.q, batch, heads, seqlen_q, dim);
     test_contiguous(&p.k, batch, key_heads, seqlen_k, dim);
     test_contiguous(&p.v, batch, key_heads, seqlen_k, dim);
@@ -87,6 +87,69 @@ void test_head_dim_v(fa_problem *p, int64_t dim)
     test_contiguous(&p->v, p->v.size[0], p->v.size[1], p->v.size[2], dim);
     p->v.dtype = dtype;
     fa_tensor_like(&p->q, dim, &p->out);
+}
+
+void test_add_bias(fa_problem *p, fa_dtype dtype)
+{
+    fa_tensor *bias = &p->features.bias;
+    test_contiguous(bias, p->q.size[0], p->q.size[1], p->q.size[2],
+                    p->k.size[2]);
+    bias->dtype = dtype;
+    bias->data = (void *)0x70000000;
+}
+
+/* Dense int32 or sums, at an address of its own. */
+static fa_tensor list_at(uintptr_t address, fa_dtype dtype, int64_t a,
+                         int64_t b, int64_t c, int64_t d)
+{
+    fa_tensor t;
+    test_contiguous(&t, a, b, c, d);
+    t.dtype = dtype;
+    t.data = (void *)address; /* NOLINT */
+    return t;
+}
+
+void test_add_features(fa_problem *p, uint32_t features)
+{
+    const fa_dtype sums = p->q.dtype == FA_F64 ? FA_F64 : FA_F32;
+    const int64_t batch = p->q.size[0];
+    const int64_t heads = p->q.size[1];
+    const int64_t rows = p->q.size[2];
+    const int64_t keys = p->k.size[2];
+    fa_features *f = &p->features;
+    if ((features & FA_HAS_BIAS) != 0) {
+        test_add_bias(p, sums);
+    }
+    if ((features & FA_HAS_MASK) != 0) {
+        f->mask = list_at(0x71000000, FA_F64, batch, heads, rows, keys);
+    }
+    if ((features & FA_HAS_ALIBI) != 0) {
+        f->alibi = list_at(0x72000000, sums, batch, heads, 1, 1);
+    }
+    if ((features & FA_HAS_SINK) != 0) {
+        f->sink = list_at(0x73000000, sums, heads, 1, 1, 1);
+    }
+    f->softcap = (features & FA_HAS_SOFTCAP) != 0 ? 30.0 : 0.0;
+    if ((features & FA_HAS_DROPOUT) != 0) {
+        f->dropout_p = 0.25;
+        f->seed = (const int64_t *)0x74000000;
+    }
+    if ((features & FA_HAS_SINK_KEYS) != 0) {
+        f->sink_keys = 4;
+        p->window_left = 7;
+    }
+    if ((features & FA_HAS_SPANS) != 0) {
+        f->span_q = list_at(0x75000000, FA_F16, rows, 4, 1, 1);
+        f->span_k = list_at(0x76000000, FA_F16, keys, 2, 1, 1);
+    }
+    if ((features & FA_HAS_BLOCKS) != 0) {
+        f->block_q = 128;
+        f->block_k = 256;
+        f->blocks = list_at(0x77000000, FA_F16, batch, heads,
+                            (rows + 127) / 128, 1 + (keys + 255) / 256);
+        f->blocks_t = list_at(0x78000000, FA_F16, 1, 1, (keys + 255) / 256,
+                              1 + (rows + 127) / 128);
+    }
 }
 
 fa_gradients test_gradients(const fa_problem *p, uint32_t wanted)
@@ -183,6 +246,8 @@ int main(int argc, char **argv)
     test_plan(&run);
     test_wide(&run);
     test_args(&run);
+    test_features(&run);
+    test_feature_refusals(&run);
     test_reference(&run);
     test_driver(&run);
     test_launch(&run);

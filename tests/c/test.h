@@ -44,6 +44,10 @@ void test_contiguous(fa_tensor *t, int64_t b, int64_t h, int64_t s, int64_t d);
  * of v. */
 void test_retype(fa_problem *p, fa_dtype dtype);
 void test_head_dim_v(fa_problem *p, int64_t dim);
+/* A full bias, contiguous, at an address of its own; nothing is read there. */
+void test_add_bias(fa_problem *p, fa_dtype dtype);
+/* FA_HAS_* with some legal values; likewise. */
+void test_add_features(fa_problem *p, uint32_t features);
 /* Gradients as the op makes them, dout like out, no dlse. */
 fa_gradients test_gradients(const fa_problem *p, uint32_t wanted);
 
@@ -71,6 +75,8 @@ void test_refusals(test_run *run);
 void test_plan(test_run *run);
 void test_wide(test_run *run);
 void test_args(test_run *run);
+void test_features(test_run *run);
+void test_feature_refusals(test_run *run);
 void test_driver(test_run *run);
 void test_launch(test_run *run);
 void test_code(test_run *run);

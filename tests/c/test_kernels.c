@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { GUARD_BYTES = 512, CANARY = 0x7e, MAX_BLOCKS = 16 };
+enum { GUARD_BYTES = 512, CANARY = 0x7e, MAX_BLOCKS = 32 };
 
 typedef struct shape {
     int64_t batch, heads, key_heads, seqlen_q, seqlen_k, dim, dim_v;
@@ -25,6 +25,7 @@ typedef struct shape {
     int64_t pad;      /* elements between rows of every tensor */
     bool interleaved; /* (B, S, H, D) in memory */
     bool strict_bf16;
+    uint32_t features; /* FA_HAS_* */
 } shape;
 
 /* A problem in guarded memory. */
@@ -131,6 +132,115 @@ static size_t count_overwritten(const fa_tensor *t)
     return wrong;
 }
 
+/* -- features -------------------------------------------------------------- */
+
+/* Memory for a tensor of test_add_features; NULL for an absent one. */
+static void *list_memory(fixture *f, const fa_tensor *t, size_t bytes)
+{
+    int64_t count = 1;
+    for (int d = 0; d < 4; d++) {
+        count *= t->size[d];
+    }
+    return t->data == NULL ? NULL : make_memory(f, (size_t)count * bytes);
+}
+
+static void set_slope(const fa_tensor *t, int64_t b, int64_t h, int64_t i,
+                      int64_t d, void *seed)
+{
+    fa_element_set(t, b, h, i, d, fabs(test_random(seed)) / 16.0);
+}
+
+/* Two sequences packed behind each other: the first 2/3 and the rest, each
+ * causal from the top left. */
+static void set_spans(fa_problem *p)
+{
+    fa_span_of_row *of_row = p->features.span_q.data;
+    fa_span_of_key *of_key = p->features.span_k.data;
+    const int32_t rows = (int32_t)p->q.size[2];
+    const int32_t keys = (int32_t)p->k.size[2];
+    const int32_t row = rows * 2 / 3; /* the first of the second */
+    const int32_t key = keys * 2 / 3;
+    for (int32_t i = 0; i < rows; i++) {
+        const int32_t end = i < row ? key : keys;
+        const int32_t own = i < row ? i : i - row + key;
+        of_row[i] = (fa_span_of_row){.from = i < row ? 0 : key,
+                                     .to = own < end ? own : end - 1,
+                                     .diagonal = own - i};
+    }
+    for (int32_t j = 0; j < keys; j++) {
+        const int32_t end = j < key ? row : rows;
+        const int32_t own = j < key ? j : j - key + row;
+        of_key[j] =
+            (fa_span_of_key){.from = own < end ? own : end, .to = end - 1};
+    }
+}
+
+/* Every other block, all of the last rows. */
+static void set_blocks(fa_problem *p)
+{
+    fa_features *f = &p->features;
+    const int64_t key_blocks = f->blocks_t.size[2];
+    int32_t *list = f->blocks.data;
+    int32_t *list_t = f->blocks_t.data;
+    memset(list_t, 0, (size_t)(key_blocks * f->blocks_t.size[3]) * 4);
+    for (int64_t i = 0; i < f->blocks.size[2]; i++) {
+        int32_t *own = list + i * f->blocks.size[3];
+        memset(own, 0, (size_t)f->blocks.size[3] * 4);
+        for (int64_t j = 0; j < key_blocks; j++) {
+            int32_t *other = list_t + j * f->blocks_t.size[3];
+            if ((i + j) % 2 == 0 || i + 1 == f->blocks.size[2]) {
+                own[++own[0]] = (int32_t)j;
+                other[++other[0]] = (int32_t)i;
+            }
+        }
+    }
+}
+
+static void add_features(fixture *f, const shape *s)
+{
+    const size_t sums = s->dtype == FA_F64 ? 8 : 4;
+    fa_features *to = &f->p.features;
+    test_add_features(&f->p, s->features);
+    /* Lists for all heads at once; scores for each. */
+    to->blocks.size[0] = to->blocks.size[1] = 1;
+    to->bias.data = list_memory(f, &to->bias, sums);
+    to->mask.data = list_memory(f, &to->mask, 1);
+    to->alibi.data = list_memory(f, &to->alibi, sums);
+    to->sink.data = list_memory(f, &to->sink, sums);
+    to->span_q.data = list_memory(f, &to->span_q, 4);
+    to->span_k.data = list_memory(f, &to->span_k, 4);
+    to->blocks.data = list_memory(f, &to->blocks, 4);
+    to->blocks_t.data = list_memory(f, &to->blocks_t, 4);
+    if (to->bias.data != NULL) {
+        for_each(&to->bias, set_random, &f->seed);
+    }
+    if (to->mask.data != NULL) {
+        uint8_t *mask = to->mask.data;
+        const int64_t count = to->mask.size[1] * to->mask.stride[1];
+        for (int64_t i = 0; i < s->batch * count; i++) {
+            mask[i] = test_random(&f->seed) > -0.5;
+        }
+    }
+    if (to->alibi.data != NULL) {
+        for_each(&to->alibi, set_slope, &f->seed);
+    }
+    if (to->sink.data != NULL) {
+        for_each(&to->sink, set_random, &f->seed);
+    }
+    if (to->seed != NULL) {
+        int64_t *seed = make_memory(f, 2 * sizeof *seed);
+        seed[0] = INT64_C(0x123456789abcdef);
+        seed[1] = 42;
+        to->seed = seed;
+    }
+    if (to->span_q.data != NULL) {
+        set_spans(&f->p);
+    }
+    if (to->blocks.data != NULL) {
+        set_blocks(&f->p);
+    }
+}
+
 static void set_up(test_run *run, fixture *f, const shape *s)
 {
     fa_error error = {""};
@@ -139,6 +249,7 @@ static void set_up(test_run *run, fixture *f, const shape *s)
     f->p.scale = s->scale;
     f->p.causal = s->causal;
     f->p.strict_bf16 = s->strict_bf16;
+    f->p.window_left = f->p.window_right = -1;
     f->target = (fa_target){.backend = FA_SIM, .arch = "gfx906"};
     lay_out(f, &f->p.q, s, s->heads, s->seqlen_q, s->dim);
     lay_out(f, &f->p.k, s, s->key_heads, s->seqlen_k, s->dim);
@@ -147,6 +258,7 @@ static void set_up(test_run *run, fixture *f, const shape *s)
     for_each(&f->p.q, set_random, &f->seed);
     for_each(&f->p.k, set_random, &f->seed);
     for_each(&f->p.v, set_random, &f->seed);
+    add_features(f, s);
     CHECK(run, fa_runtime_open(run->code_dir, run->sim, &f->runtime, &error) ==
                    FA_OK);
 }
@@ -276,7 +388,10 @@ static void check_backward(test_run *run, const shape *s)
     fa_error error = {""};
     set_up(run, &f, s);
     const fa_tensor lse = rows_tensor(&f);
-    f.g.wanted = FA_WANT_DQ | FA_WANT_DK | FA_WANT_DV;
+    const bool dbias = (s->features & FA_HAS_BIAS) != 0;
+    const bool dsink = (s->features & FA_HAS_SINK) != 0;
+    f.g.wanted = FA_WANT_DQ | FA_WANT_DK | FA_WANT_DV |
+                 (dbias ? FA_WANT_DBIAS : 0U) | (dsink ? FA_WANT_DSINK : 0U);
     fa_tensor residue = {.dtype = FA_F32,
                          .size = {1, 1, 1, fa_residue_floats(&f.p)},
                          .stride = {0, 0, 0, 1}};
@@ -288,6 +403,9 @@ static void check_backward(test_run *run, const shape *s)
     lay_out(&f, &f.g.dk, s, s->key_heads, s->seqlen_k, s->dim);
     lay_out(&f, &f.g.dv, s, s->key_heads, s->seqlen_k, s->dim_v);
     f.g.dlse = rows_tensor(&f);
+    f.g.dsink = rows_tensor(&f);
+    f.g.dbias = f.p.features.bias;
+    f.g.dbias.data = dbias ? make_memory(&f, extent_bytes(&f.g.dbias)) : NULL;
     for_each(&f.g.dout, set_random, &f.seed);
     for_each(&f.g.dlse, set_random, &f.seed);
     bool ok = run_forward(run, &f, &lse) &&
@@ -303,18 +421,28 @@ static void check_backward(test_run *run, const shape *s)
         return;
     }
     double *all = calloc((size_t)(count_of(&f.g.dq) + count_of(&f.g.dk) +
-                                  count_of(&f.g.dv) + 2 * s->seqlen_k),
+                                  count_of(&f.g.dv) + count_of(&f.g.dbias) +
+                                  count_of(&f.g.dsink) + 2 * s->seqlen_k),
                          sizeof *all);
     if (all == NULL) {
         abort();
     }
     double *dk = all + count_of(&f.g.dq);
     double *dv = dk + count_of(&f.g.dk);
-    double *scratch = dv + count_of(&f.g.dv);
-    fa_reference_backward(&f.p, &f.g, all, dk, dv, scratch);
+    double *of_bias = dv + count_of(&f.g.dv);
+    double *of_sink = of_bias + count_of(&f.g.dbias);
+    double *scratch = of_sink + count_of(&f.g.dsink);
+    fa_reference_backward(&f.p, &f.g, all, dk, dv, dbias ? of_bias : NULL,
+                          of_sink, scratch);
     check_result(run, "dq", &f.g.dq, all, bound(s->dtype));
     check_result(run, "dk", &f.g.dk, dk, bound(s->dtype));
     check_result(run, "dv", &f.g.dv, dv, bound(s->dtype));
+    if (dbias) {
+        check_result(run, "dbias", &f.g.dbias, of_bias, bound(s->dtype));
+    }
+    if (dsink) {
+        check_result(run, "dsink", &f.g.dsink, of_sink, bound(s->dtype));
+    }
     CHECK(run, residue.data == NULL || count_overwritten(&residue) == 0);
     free(all);
     tear_down(&f);
@@ -350,8 +478,15 @@ static const shape usual = {.batch = 1,
                             .causal = FA_CAUSAL_NONE,
                             .scale = 0.125};
 
+/* All features, in sets that can be combined. */
+static const uint32_t sets[] = {
+    FA_HAS_BIAS | FA_HAS_SINK | FA_HAS_SOFTCAP | FA_HAS_SINK_KEYS,
+    FA_HAS_MASK | FA_HAS_ALIBI | FA_HAS_DROPOUT | FA_HAS_SPANS,
+    FA_HAS_BIAS | FA_HAS_SINK | FA_HAS_DROPOUT | FA_HAS_BLOCKS | FA_HAS_ALIBI};
+enum { SETS = sizeof sets / sizeof sets[0] };
+
 /* Every row of the table is a pass, a type and a bucket; the steps of a call
- * bring in FA_PREPARE and the strict kernels. */
+ * bring in FA_PREPARE, the strict kernels and that of dbias. */
 static void check_rows(test_run *run, bool backward)
 {
     for (int i = 0; i < FA_VARIANT_COUNT; i++) {
@@ -368,6 +503,7 @@ static void check_rows(test_run *run, bool backward)
             s.strict_bf16 = s.dtype == FA_BF16 && v->arith == FA_F32;
             s.dim = s.dim_v = v->dim;
             s.pad = dtype % 2 == 0 ? 8 : 3; /* wide and narrow */
+            s.features = v->level == FA_FULL ? sets[0] : 0;
             (backward ? check_backward : check_forward)(run, &s);
         }
     }
@@ -393,8 +529,8 @@ static void ragged_head_dims_and_interleaved_heads_agree(test_run *run)
         return;
     }
     for (int dtype = FA_F16; dtype <= FA_F64; dtype++) {
-        shape s = {2, 2,    2, 9,    33,   40, 40, (fa_dtype)dtype,
-                   0, -0.3, 0, true, false};
+        shape s = {2, 2,    2, 9,    33,    40, 40, (fa_dtype)dtype,
+                   0, -0.3, 0, true, false, 0};
         check_backward(run, &s);
         s.dim = 77;
         s.dim_v = 5;
@@ -420,6 +556,25 @@ static void causal_masks_agree_also_where_rows_see_nothing(test_run *run)
     }
 }
 
+static void features_agree(test_run *run)
+{
+    if (!is_built(run)) {
+        return;
+    }
+    for (int dtype = FA_F16; dtype <= FA_F64; dtype++) {
+        for (int i = 1; i < SETS; i++) {
+            shape s = usual;
+            s.dtype = (fa_dtype)dtype;
+            s.features = sets[i];
+            check_backward(run, &s);
+            s.seqlen_q = 260; /* several blocks of each side */
+            s.seqlen_k = 515;
+            s.heads = 1;
+            check_backward(run, &s);
+        }
+    }
+}
+
 static void one_row_and_one_key_agree(test_run *run)
 {
     if (!is_built(run)) {
@@ -441,5 +596,6 @@ void test_kernels(test_run *run)
     RUN(run, every_backward_agrees_with_the_reference);
     RUN(run, ragged_head_dims_and_interleaved_heads_agree);
     RUN(run, causal_masks_agree_also_where_rows_see_nothing);
+    RUN(run, features_agree);
     RUN(run, one_row_and_one_key_agree);
 }

@@ -200,6 +200,24 @@ static void the_simulator_is_told_every_tensor(test_run *run)
     dlclose(library);
 }
 
+/* A mask has one byte for a key, whatever the others are. */
+static void the_simulator_is_told_the_bytes_of_an_element(test_run *run)
+{
+    fake_state *state = NULL;
+    void *library = load_fake(run, "libfakesim.so", &state);
+    call *c = make_sim_call(run);
+    test_add_features(&c->p, FA_HAS_MASK | FA_HAS_DROPOUT);
+    CHECK(run, call_forward(c) == FA_OK);
+    const fake_launch *l = &state->launch[0];
+    const int32_t bytes[7] = {2, 2, 2, 2, 4, 1, 8};
+    CHECK(run, l->tensor_count == 7);
+    CHECK(run, memcmp(l->tensor_bytes, bytes, sizeof bytes) == 0);
+    CHECK(run, l->tensor_data[5] == c->p.features.mask.data);
+    CHECK(run, l->tensor_data[6] == c->p.features.seed);
+    free_call(c);
+    dlclose(library);
+}
+
 static void a_fault_in_the_simulator_carries_its_report(test_run *run)
 {
     fake_state *state = NULL;
@@ -300,7 +318,8 @@ static void counts_of_the_simulator_are_summed(test_run *run)
     dlclose(library);
 }
 
-/* bfloat16's FA_PREPARE has the longest list of tensors. */
+/* That of bfloat16's FA_BACKWARD_KV with spans, a bias, a mask, slopes and
+ * dropout. */
 static void the_longest_list_of_tensors_fits(test_run *run)
 {
     char path[4096];
@@ -313,15 +332,15 @@ static void the_longest_list_of_tensors_fits(test_run *run)
     call *c = make_call(run, FA_SIM, path);
     write_all_code(run);
     c->target.arch = "gfx906";
+    c->p = test_problem(1, 2, 1, 4, 4, 64);
     test_retype(&c->p, FA_BF16);
-    c->p.out_lo = c->memory[1];
+    c->p.lse = c->lse;
+    test_add_features(&c->p, FA_HAS_BIAS | FA_HAS_MASK | FA_HAS_ALIBI |
+                                 FA_HAS_DROPOUT | FA_HAS_SPANS);
     CHECK(run, call_backward(c, ALL) == FA_OK);
-    c->g.dlse.data = c->lse;
-    state->launches = 0;
-    CHECK(run, fa_backward(c->runtime, &c->target, &c->p, &c->g, &c->plan,
-                           c->workspace, &c->counts, &c->error) == FA_OK);
-    CHECK(run, state->launch[0].args.prepare != 0);
-    CHECK(run, state->launch[0].tensor_count == FAKE_TENSORS);
+    CHECK_TEXT(run, c->error.text, "");
+    CHECK(run, c->plan.step[1].variant->pass == FA_BACKWARD_KV);
+    CHECK(run, state->launch[1].tensor_count == FAKE_TENSORS);
     free_call(c);
     dlclose(library);
 }
@@ -485,6 +504,73 @@ static void check_zeroed(test_run *run, fa_backend backend, const char *sim)
     free_call(c);
 }
 
+/* Without queries or keys: bias is broadcast there, so dbias has elements. */
+static void a_bias_that_no_score_has_gets_zero(test_run *run)
+{
+    static const char zeros[ELEMENTS];
+    fake_state *state = NULL;
+    void *library = load_fake(run, "libfakesim.so", &state);
+    call *c = make_sim_call(run);
+    for (int without_keys = 0; without_keys < 2; without_keys++) {
+        c->p = without_keys ? test_problem(2, 2, 1, 4, 0, 64)
+                            : test_problem(2, 2, 1, 0, 4, 64);
+        test_add_bias(&c->p, FA_F32);
+        fa_tensor *bias = &c->p.features.bias;
+        bias->size[without_keys ? 3 : 2] = 1;
+        c->g = test_gradients(&c->p, FA_WANT_DBIAS);
+        c->g.dbias.data = c->memory[2];
+        memset(c->memory, 0x55, sizeof c->memory);
+        CHECK(run,
+              fa_plan_backward(&c->p, &c->g, &c->plan, &c->error) == FA_OK);
+        CHECK(run, c->plan.work == FA_WORK_NO_KEYS && c->plan.count == 0);
+        CHECK(run, fa_backward(c->runtime, &c->target, &c->p, &c->g, &c->plan,
+                               NULL, &c->counts, &c->error) == FA_OK);
+        CHECK(run, memcmp(c->memory[2], zeros, 2 * 2 * 4 * 4) == 0);
+        CHECK(run, c->memory[2][2 * 2 * 4 * 4] == 0x55);
+    }
+    CHECK(run, state->launches == 0);
+    free_call(c);
+    dlclose(library);
+}
+
+/* lse is the score of the sink then, and dsink is dlse: no constants. */
+static void without_keys_kernels_find_what_a_sink_does(test_run *run)
+{
+    static const char zeros[ELEMENTS];
+    fake_state *state = NULL;
+    void *library = load_fake(run, "libfakesim.so", &state);
+    call *c = make_sim_call(run);
+    c->p = test_problem(2, 2, 1, 4, 0, 64);
+    c->p.out.data = c->memory[0];
+    c->p.lse = c->lse;
+    test_add_features(&c->p, FA_HAS_SINK);
+    CHECK(run, call_forward(c) == FA_OK);
+    CHECK(run, state->launches == 1);
+    CHECK(run, state->launch[0].args.seqlen_k == 0);
+    CHECK(run, state->launch[0].args.sink == c->p.features.sink.data);
+    c->g = test_gradients(&c->p, FA_WANT_DQ | FA_WANT_DSINK);
+    c->g.dout.data = c->memory[0];
+    c->g.dq.data = c->memory[2];
+    c->g.dsink.data = c->memory[3];
+    memset(c->memory[2], 0x55, sizeof c->memory[2]);
+    state->launches = 0;
+    CHECK(run, fa_plan_backward(&c->p, &c->g, &c->plan, &c->error) == FA_OK);
+    CHECK(run, c->plan.work == FA_WORK_NO_KEYS && c->plan.count == 1);
+    CHECK(run, fa_backward(c->runtime, &c->target, &c->p, &c->g, &c->plan,
+                           c->workspace, &c->counts, &c->error) == FA_OK);
+    CHECK(run, memcmp(c->memory[2], zeros, (size_t)2 * 2 * 4 * 64 * 2) == 0);
+    CHECK(run, state->launches == 1);
+    CHECK(run, state->launch[0].args.prepare == FA_SET_DOUT);
+    CHECK(run, state->launch[0].args.dsink == c->g.dsink.data);
+    test_why(run, &c->plan, "empty: the gradients are 0 but for that of sink");
+    c->g.dsink.data = NULL;
+    CHECK(run, fa_backward(c->runtime, &c->target, &c->p, &c->g, &c->plan,
+                           c->workspace, &c->counts, &c->error) == FA_EINVAL);
+    CHECK_TEXT(run, c->error.text, "dsink: expected its address, got none");
+    free_call(c);
+    dlclose(library);
+}
+
 static void without_keys_or_queries_memory_is_filled(test_run *run)
 {
     char path[4096];
@@ -547,6 +633,7 @@ void test_launch(test_run *run)
     RUN(run, a_refused_launch_names_kernel_call_and_error);
     RUN(run, cuda_launches_with_dynamic_lds);
     RUN(run, the_simulator_is_told_every_tensor);
+    RUN(run, the_simulator_is_told_the_bytes_of_an_element);
     RUN(run, a_fault_in_the_simulator_carries_its_report);
     RUN(run, the_null_backend_needs_nothing_and_runs_nothing);
     RUN(run, an_unknown_backend_is_refused);
@@ -558,6 +645,8 @@ void test_launch(test_run *run)
     RUN(run, loading_takes_the_units_of_a_type);
     RUN(run, memory_that_is_missing_is_named);
     RUN(run, without_keys_or_queries_memory_is_filled);
+    RUN(run, a_bias_that_no_score_has_gets_zero);
+    RUN(run, without_keys_kernels_find_what_a_sink_does);
     RUN(run, gaps_of_the_residue_are_cleared);
     RUN(run, an_empty_output_opens_no_library);
 }

@@ -11,19 +11,25 @@
 
 enum { ALL = FA_WANT_DQ | FA_WANT_DK | FA_WANT_DV };
 
-/* The first row of a pass and an arithmetic that reads `dtype` and serves
- * `dim`. */
-static const fa_variant *row(fa_pass pass, fa_dtype arith, fa_dtype dtype,
-                             int64_t dim)
+/* The first row of a pass, a level and an arithmetic that reads `dtype` and
+ * serves `dim`. */
+static const fa_variant *row_of(fa_level level, fa_pass pass, fa_dtype arith,
+                                fa_dtype dtype, int64_t dim)
 {
     for (int i = 0; i < FA_VARIANT_COUNT; i++) {
         const fa_variant *v = &fa_variants[i];
-        if (v->pass == pass && v->arith == arith && v->dim >= dim &&
-            (v->reads >> dtype & 1) != 0) {
+        if (v->pass == pass && v->level == level && v->arith == arith &&
+            v->dim >= dim && (v->reads >> dtype & 1) != 0) {
             return v;
         }
     }
     return NULL;
+}
+
+static const fa_variant *row(fa_pass pass, fa_dtype arith, fa_dtype dtype,
+                             int64_t dim)
+{
+    return row_of(FA_PLAIN, pass, arith, dtype, dim);
 }
 
 static const fa_variant *prepare_row(fa_dtype dtype)
@@ -63,7 +69,12 @@ static void every_row_of_the_table_is_chosen_for_its_own_head_dim(test_run *run)
                 fa_problem p = test_problem(2, 4, 2, 200, 100, v->dim);
                 test_retype(&p, (fa_dtype)dtype);
                 p.strict_bf16 = strict == 1;
-                const fa_gradients g = test_gradients(&p, ALL);
+                const bool full = v->level == FA_FULL;
+                if (full) {
+                    test_add_bias(&p, dtype == FA_F64 ? FA_F64 : FA_F32);
+                }
+                const fa_gradients g =
+                    test_gradients(&p, full ? ALL | FA_WANT_DBIAS : ALL);
                 const fa_plan plan = v->pass == FA_FORWARD
                                          ? test_plan_forward(run, &p)
                                          : test_plan_backward(run, &p, &g);
@@ -91,7 +102,8 @@ the_smallest_bucket_that_holds_both_head_dims_is_chosen(test_run *run)
         for (int j = 0; j < FA_VARIANT_COUNT; j++) {
             const fa_variant *other = &fa_variants[j];
             CHECK(run, other->pass != FA_FORWARD || other->arith != FA_F16 ||
-                           other->dim < dims[i] || other->dim >= v->dim);
+                           other->level != FA_PLAIN || other->dim < dims[i] ||
+                           other->dim >= v->dim);
         }
         test_head_dim_v(&p, 8); /* the larger of the two decides */
         plan = test_plan_forward(run, &p);

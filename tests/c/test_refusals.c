@@ -283,10 +283,10 @@ static void gradients_are_refused_by_name(test_run *run)
                            "dv: expected elements that do not overlap, got "
                            "stride 0 in dimension 2");
     g = good;
-    g.wanted = 8;
+    g.wanted = 32;
     check_refused_backward(run, &p, &g,
-                           "wanted: expected a set of 1 (dq), 2 (dk) and 4 "
-                           "(dv), got 8");
+                           "wanted: expected a set of 1 (dq), 2 (dk), 4 (dv), "
+                           "8 (dbias) and 16 (dsink), got 32");
     g = good;
     g.wanted = FA_WANT_DQ; /* the others are not looked at */
     g.dk.size[1] = -4;
@@ -401,10 +401,10 @@ static void scalars_out_of_range_are_refused(test_run *run)
     check_accepted(run, &p);
     p.scale = 0.0;
     check_accepted(run, &p);
-    p.causal = 3;
+    p.causal = 4;
     check_refused(run, &p,
-                  "causal: expected 0 (none), 1 (top-left) or 2 "
-                  "(bottom-right), got 3");
+                  "causal: expected 0 (none), 1 (top-left), 2 (bottom-right) "
+                  "or 3 (none, from the top left), got 4");
     p.causal = -1;
     check_refused(run, &p, "got -1");
 }
