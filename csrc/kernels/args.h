@@ -164,13 +164,13 @@ typedef struct fa_args {
     double scale;                    /* softmax scale, any sign */
     double softcap;                  /* scores become c tanh(s / c); 0: none */
     double softcap_inverse;          /* 2 / softcap */
+    double keep_scale;               /* 65536 / keep; 1 without dropout */
     float scale_log2;                /* |scale| * log2(e) */
     int32_t seqlen_q;                /* Sq >= 1 */
     int32_t seqlen_k;                /* Sk >= 1 */
     int32_t head_dim;                /* D, at most the variant's bucket */
     int32_t head_dim_v;              /* Dv, likewise */
     int32_t batches;                 /* B; FA_BACKWARD_BIAS */
-    int32_t unused;                  /* 0 */
     int32_t heads;                   /* H */
     int32_t heads_k;                 /* Hk */
     int32_t group;       /* H / Hk: query heads that share one key head */
@@ -184,7 +184,6 @@ typedef struct fa_args {
     int32_t alibi_batch;    /* stride of alibi: H or 0 */
     int32_t stored_bias;    /* fa_dtype of bias and dbias: that of q, or float */
     uint32_t keep;          /* dropout: a weight is kept with keep / 65536 */
-    float keep_scale;       /* 65536 / keep; 1 without dropout */
     int32_t keep_log2;      /* 2^this is at least keep_scale */
     uint32_t level;         /* FA_PREPARE: of the other passes */
     int32_t stored;      /* fa_dtype of q k v out out_lo dout */

@@ -333,8 +333,8 @@ static void dropout_keeps_a_number_of_65536(test_run *run)
         const bool drops = cases[i].keep != 65536;
         CHECK(run, args.keep == cases[i].keep);
         CHECK(run, args.keep_log2 == cases[i].keep_log2);
-        CHECK(run, args.keep_scale == 65536.0F / (float)cases[i].keep);
-        CHECK(run, ldexp(1.0, args.keep_log2) >= (double)args.keep_scale);
+        CHECK(run, args.keep_scale == 65536.0 / cases[i].keep);
+        CHECK(run, ldexp(1.0, args.keep_log2) >= args.keep_scale);
         CHECK(run, (args.seed != NULL) == drops);
     }
 }
@@ -519,7 +519,7 @@ static void absent_features_leave_no_trace(test_run *run)
     CHECK(run, args.alibi == NULL && args.sink == NULL && args.seed == NULL);
     CHECK(run, args.span_q == NULL && args.span_k == NULL);
     CHECK(run, args.blocks.list == NULL && args.dsink == NULL);
-    CHECK(run, args.keep == 65536 && args.keep_scale == 1.0F);
+    CHECK(run, args.keep == 65536 && args.keep_scale == 1.0);
     CHECK(run, args.keep_log2 == 0 && args.sink_keys == 0);
     CHECK(run, args.level == FA_PLAIN);
 }
