@@ -316,14 +316,18 @@ fa_make_scores(FA_NUMBER(KIND) s[OWN][FA_WALKED],
             }
         }
     }
+    /* tid anew: features are not to share what they make of it. */
     a = fa_again(a);
+    tid = fa_opaque(tid);
     if (a->alibi != nullptr) {
         fa_add_alibi<KIND, OWN, PASS>(s, a, place, first, walked, tid);
     }
+    tid = fa_opaque(tid);
     if (a->bias.data != nullptr) {
         fa_add_bias<KIND, OWN, PASS>(s, a, place, first, walked, tid);
     }
     a = fa_again(a);
+    tid = fa_opaque(tid);
     if (a->mask.data != nullptr) {
         fa_mask<KIND, OWN, PASS>(s, a, place, first, walked, tid);
     }
