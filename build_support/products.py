@@ -43,6 +43,7 @@ class Variant:
     unit: str  # "f16": in fa_f16.hip and fa_<arch>_f16.co
     threads: int
     lds_bytes: int
+    plain: bool = True  # not one with features
 
 
 def variants(sources: Path) -> list[Variant]:
@@ -55,6 +56,7 @@ def variants(sources: Path) -> list[Variant]:
             row[2].strip().replace("FA_", "").lower(),
             int(row[8]),
             int(row[9]),
+            row[5].strip() == "FA_PLAIN",
         )
         for row in rows
     ]

@@ -189,9 +189,10 @@ def test_gfx906_kernels_spill_nothing(name, kernels_by):
         assert {k["name"] for k in kernels} == {
             row.symbol for row in rows if row.unit == unit
         }
+        plain = {row.symbol for row in rows if row.plain}
         for kernel in kernels:
-            assert kernel["vgpr_spills"] == kernel["sgpr_spills"] == 0
-            assert kernel["private_bytes"] == 0
+            assert kernel["vgpr_spills"] == kernel["private_bytes"] == 0
+            assert kernel["sgpr_spills"] == 0 or kernel["name"] not in plain
             assert kernel["waves_per_simd"] >= 1
     assert list(made) == [f"gfx906_{unit}" for unit in products.units(rows)]
 
@@ -338,6 +339,13 @@ def test_the_gate_checks_each_resource(change, fault):
     rows = [products.Variant("k", "f16", 256, 32768)]
     faults = code_objects.gate([{**GOOD, **change}], rows)
     assert [f.startswith(fault) for f in faults] == ([True] if fault else [])
+
+
+def test_the_gate_lets_kernels_with_features_keep_scalars_in_vector_registers():
+    row = products.Variant("k", "f16", 256, 32768, plain=False)
+    assert not code_objects.gate([{**GOOD, "sgpr_spills": 3}], [row])
+    assert code_objects.gate([{**GOOD, "sgpr_spills": 3, "private_bytes": 4}], [row])
+    assert code_objects.gate([{**GOOD, "vgpr_spills": 1}], [row])
 
 
 def test_the_gate_refuses_more_lds_than_a_compute_unit_has():

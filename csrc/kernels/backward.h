@@ -406,7 +406,7 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
     }
     bool evening = false; /* FA_EVENS_OUT: in the step behind the last one */
     while (t < tour.range.end) {
-        a = fa_again(a);
+        a = fa_again(args);
         int at = t * FA_WALK;
         fa_range wave = fa_range_of<LEVEL, PASS>(a, wave_first, WAVE_ROWS);
         bool active = fa_is_active(&wave, tour.sink_tiles, t);
