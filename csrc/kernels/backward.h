@@ -187,6 +187,7 @@ fa_add_features(const fa_walk<KIND, DIM, OWN, PASS> *walk,
     fa_make_scores<KIND, OWN, PASS>(s, dp, factor, a, place, first, walked,
                                     tid);
     a = fa_again(a);
+    tid = fa_opaque(tid);
     if (masked) {
         fa_hide<KIND, OWN, FA_FULL, PASS, false>(s, dp, (number)-FA_INFINITY, a,
                                                  first, walked, tid);
@@ -232,8 +233,9 @@ fa_weigh(fa_walk<KIND, DIM, OWN, PASS> *walk, FA_NUMBER(KIND) s[OWN][FA_WALKED],
                        : fa_own_kept<OWN>(a, place, first, walked, tid);
         }
         fa_add_features(walk, s, dp, a, area, place, first, walked, masked,
-                        kept, tid);
+                        kept, fa_opaque(tid));
         a = fa_again(a);
+        tid = fa_opaque(tid);
     }
     fa_exponentials<KIND, OWN, PASS>(
         s, &walk->own, area, LEVEL == FA_FULL ? (FA_NUMBER(KIND))1 : walk->scale_log2,

@@ -190,7 +190,6 @@ static FA_DEVICE void fa_drop(Number x[OWN][FA_WALKED], uint32_t kept)
 {
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        fa_keep_order(); /* comparisons take two scalar registers each */
 #pragma unroll
         for (int j = 0; j < FA_WALKED; j++) {
             x[i][j] = (kept >> (i * 8 + j) & 1) != 0 ? x[i][j] : (Number)0;

@@ -123,9 +123,6 @@ static FA_DEVICE void fa_hide(FA_NUMBER(KIND) x[OWN][FA_WALKED],
             fa_sight_of<LEVEL, PASS>(a, first + fa_own_row(OWN, tid, i));
         int from = sight.from - c;
         int to = sight.to - c;
-        if (LEVEL == FA_FULL) {
-            fa_keep_order(); /* comparisons take two scalar registers each */
-        }
 #pragma unroll
         for (int j = 0; j < FA_WALKED; j++) {
             bool seen = (8 * j >= from || 8 * j < sinks) && 8 * j <= to;
