@@ -5,9 +5,10 @@
  *   x = c tanh(x / c)       softcap
  *   x -= slope * |distance| ALiBi
  *   x += bias
- *   x = -inf                where the mask is 0, or the bias -inf
+ *   x = -inf                where the mask is 0
  *
- * all times log2(e).  Bias and mask are read element by element, each lane what
+ * all times log2(e).  What the mask hides cannot reach a row, NaN or not; a bias
+ * of -inf is added, as PyTorch does, so that a NaN score stays one.  Bias and mask are read element by element, each lane what
  * it needs, at 32-bit offsets from the corner of a tile; rows and keys past the
  * end read the last one.
  *
@@ -193,9 +194,9 @@ static FA_DEVICE FA_NUMBER(KIND)
                 ? *(const FA_GLOBAL float *)at
                 : fa_bf16_to_float(*(const FA_GLOBAL uint16_t *)at);
     }
-    x *= log2_e;
-    bool lower = x < (number)FA_LOWEST_BIAS && x > (number)-FA_INFINITY;
-    return s + (lower ? (number)FA_LOWEST_BIAS : x);
+    number scaled = x * log2_e; /* may be -inf where x is not */
+    bool lower = scaled < (number)FA_LOWEST_BIAS && x > (number)-FA_INFINITY;
+    return s + (lower ? (number)FA_LOWEST_BIAS : scaled);
 }
 
 template <int KIND, int OWN, int STORED>
