@@ -169,7 +169,7 @@ static void numbers_reach_the_kernel(test_run *run)
     CHECK(run, fabs((double)args->scale_log2 - 0.36067376) < 1e-8);
     CHECK(run, args->seqlen_q == 65 && args->seqlen_k == 129);
     CHECK(run, args->head_dim == 40 && args->head_dim_v == 24);
-    CHECK(run, args->heads == 4 && args->group == 2);
+    CHECK(run, args->batches == 2 && args->heads == 4 && args->group == 2);
     CHECK(run, args->diagonal == 64);
     CHECK(run, args->stored == FA_BF16 && args->stored_grad == FA_BF16);
     f.g.dq.dtype = f.g.dk.dtype = f.g.dv.dtype = FA_F32;
