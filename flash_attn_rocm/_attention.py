@@ -57,7 +57,7 @@ def attend(
     Raises:
         FlashAttnError: the launch failed. Running out of memory is passed on.
     """
-    options = {"needs_grad": needs_grad, "with_lse": with_lse, "strict": True}
+    options: Any = {"needs_grad": needs_grad, "with_lse": with_lse, "strict": True}
     if is_dynamo_compiling():
         made = _differentiable(q, k, v, features, **options)
     else:
@@ -89,7 +89,7 @@ def _table(name: str, table: Tensor, q: Tensor, seqlen_k: int) -> Tensor:
     return table
 
 
-def _bias_of(bias: Any, q: Tensor, seqlen_k: int) -> Tensor:
+def _bias_of(bias: Tensor, q: Tensor, seqlen_k: int) -> Tensor:
     dtype = _ops.lse_dtype(q.dtype)
     if bias.dtype is not q.dtype and bias.dtype is not dtype:
         words = f"dtype {q.dtype}" + ("" if dtype is q.dtype else f" or {dtype}")
@@ -106,7 +106,7 @@ def _mask_of(mask: Any, q: Tensor, seqlen_k: int) -> Tensor:
     return _table("mask", mask, q, seqlen_k)
 
 
-def _sink_of(sink: Any, q: Tensor) -> Tensor:
+def _sink_of(sink: Tensor, q: Tensor) -> Tensor:
     check_strided("sink", sink)
     check_device_of("sink", sink, q)
     if tuple(sink.shape) != (q.size(1),):

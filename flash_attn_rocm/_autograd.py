@@ -25,7 +25,7 @@ from torch.nn import Parameter
 
 from . import _chunked, _ops
 from ._errors import FlashAttnError, LaunchFailure
-from ._features import BIAS, SINK, TENSORS, Features
+from ._features import BIAS, NUMBERS, SINK, TENSORS, Features, features_of
 from ._grad_check import check_gradients
 from ._reason import Reason
 from ._record import note
@@ -74,7 +74,7 @@ def _with_gradients(
     bias: Tensor | None, sink: Tensor | None, rest: tuple[Any, ...]
 ) -> Features:
     count = SINK - BIAS - 1
-    return Features(bias, *rest[:count], sink, *rest[count:])
+    return features_of((bias, *rest[:count], sink, *rest[count:-NUMBERS]), rest)
 
 
 def _launch(
@@ -93,13 +93,20 @@ def _launch(
     op: Any = _ops.backward_op
     none = absent_for(q)
     dlse = none if dlse is None else dlse
-    rest = (*features.op_args(none), wanted, grads_fp32)
+    bias = features.bias
+    # Without elements it is absent for the op.
+    empty = None
+    if bias is not None and wanted & _ops.WANT_DBIAS and bias.numel() == 0:
+        empty = bias.new_zeros(bias.shape)
+    launched = wanted if empty is None else wanted - _ops.WANT_DBIAS
+    rest = (*features.op_args(none), launched, grads_fp32)
     if arch is None:
         made = op(dout, dlse, q, k, v, *results, *rest)
     else:
         with launches_on(arch):
             made = op(dout, dlse, q, k, v, *results, *rest)
     dq, dk, dv, dbias, dsink = made
+    dbias = dbias if empty is None else empty
     if wanted & _ops.WANT_DSINK:
         dsink = dsink.sum((0, 2))  # (B, H, Sq), of each query
     grads = zip((dq, dk, dv, dbias, dsink), _WANTED)
@@ -195,7 +202,7 @@ class _Backward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
         dout, dlse, q, k, v, *tensors = ctx.saved_tensors
-        features = Features(*tensors, *ctx.numbers)
+        features = features_of(tensors, ctx.numbers)
         call = _chunked.Call(q, k, v, dout, dlse, features)
         made: list[Any] = list(_chunked.second_order(call, *cotangents))
         for at, needed in enumerate(ctx.needs_input_grad[2:9]):
@@ -248,7 +255,7 @@ class Attention(torch.autograd.Function):
         for there in ctx.given:
             tensors.append(given[at] if there else None)
             at += 1 if there else 0
-        features = Features(*tensors, *ctx.numbers)
+        features = features_of(tensors, ctx.numbers)
         nothing = (None,) * (5 + len(features) - 2)
         if dout is None and dlse is None:
             return (None,) * 5 + nothing

@@ -9,7 +9,7 @@ SPDX-License-Identifier: BSD-3-Clause
 from __future__ import annotations
 
 import math
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -179,6 +179,8 @@ def number(name: str, expected: str, given: Any) -> float:
 
 def count(name: str, expected: str, given: Any, least: int) -> int:
     """`given` if it is a whole number and not less than `least`."""
+    if isinstance(given, Integral) and not isinstance(given, (int, bool)):
+        given = int(given)  # one of numpy's
     if isinstance(given, bool) or not isinstance(given, (int, torch.SymInt)):
         raise refuse(name, expected, repr(given))
     if given < least:
@@ -214,9 +216,9 @@ def dropout_of(dropout_p: Any) -> float:
 
 def softcap_of(softcap: Any) -> float:
     """The cap; 0.0 is none."""
-    expected = "0.0 (no cap) or a positive number below 2^127"
+    expected = "0.0 (no cap) or a number from 2^-120 to 2^120"
     cap = number("softcap", expected, softcap)
-    if not 0.0 <= cap < SCALE_MAX:
+    if cap != 0.0 and not 2.0**-120 <= cap <= 2.0**120:
         raise refuse("softcap", expected, softcap)
     return float(cap)
 

@@ -154,6 +154,7 @@ class _Broadcast:
         self.blocks.append(block)
 
     def whole(self) -> Tensor | None:
+        """The sum, in the accumulators' dtype."""
         return torch.cat(self.blocks, 2) if self.blocks else None
 
 
@@ -165,6 +166,10 @@ def is_empty(call: Call) -> bool:
 
 def _zeros(tensor: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
     return None if tensor is None else torch.zeros_like(tensor, dtype=dtype)
+
+
+def _like(tensor: Tensor | None, other: Tensor | None) -> Tensor | None:
+    return tensor if tensor is None or other is None else tensor.to(other.dtype)
 
 
 def first_order(call: Call) -> Five:
@@ -280,13 +285,12 @@ def second_order(
             dout_blocks.append(for_dout)
             dlse_blocks.append(w)
             q_blocks.append(for_q)
-        bias = for_bias.whole()
         return (
             walk.whole(dout_blocks, call.dout),
             walk.whole(dlse_blocks, w).squeeze(-1),
             walk.whole(q_blocks, q),
             for_k.to(k.dtype),
             for_v.to(v.dtype),
-            None if bias is None else bias.to(features.bias.dtype),
+            _like(for_bias.whole(), features.bias),
             for_sink,
         )

@@ -44,8 +44,7 @@ class Features(NamedTuple):
 
     def op_args(self, none: Tensor) -> tuple[Any, ...]:
         """The arguments; `none`, without elements, stands for what is absent."""
-        tensors = (none if t is None else t for t in self[:TENSORS])
-        return (*tensors, *self[TENSORS:])
+        return tuple([none if value is None else value for value in self])
 
     def drops(self) -> bool:
         """Whether weights are dropped."""
@@ -53,11 +52,18 @@ class Features(NamedTuple):
 
     def seeded(self, seed: Tensor | None) -> Features:
         """The same with a seed."""
-        return Features(*self[:SEED], seed, *self[SEED + 1 :])
+        return features_of((*self[:SEED], seed, *self[SEED + 1 : TENSORS]), self)
 
 
-TENSORS = 9  # fields that are tensors, the first ones
+TENSORS, NUMBERS = 9, 9  # fields that are tensors, the first ones, and others
 BIAS, SINK, SEED = 0, 3, 4  # the places of some
+
+
+def features_of(tensors: Any, numbers: Any) -> Features:
+    """Features of their tensors and their numbers, or of the numbers of others."""
+    make: Any = Features
+    made: Features = make(*tensors, *numbers[-NUMBERS:])
+    return made
 
 
 def keep_of(dropout_p: float) -> int:
@@ -65,4 +71,4 @@ def keep_of(dropout_p: float) -> int:
 
     The kernels compare 16 random bits, so p is exact to 8e-6.
     """
-    return max(1, int((1.0 - dropout_p) * KEEP_ALL + 0.5))
+    return max(1, round((1.0 - dropout_p) * KEEP_ALL))

@@ -11,6 +11,8 @@ SPDX-License-Identifier: BSD-3-Clause
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -54,10 +56,13 @@ def kept(
     row = torch.arange(rows.start, rows.stop, device=device).reshape(-1, 1)
     call = torch.arange(tiles * 8, device=device)
     offset = seed[1] & _LOW
-    counter = torch.broadcast_tensors(call, row, head, offset)
-    words = _words(counter, (seed[0] & _LOW, (seed[0] >> 32) & _LOW))
+    counters: Any = torch.broadcast_tensors  # untyped in torch
+    words = _words(
+        counters(call, row, head, offset), (seed[0] & _LOW, (seed[0] >> 32) & _LOW)
+    )
     halves = [words[n // 2] >> 16 * (n % 2) & 0xFFFF for n in range(8)]
-    bits = torch.stack([half.unflatten(-1, (tiles, 8)) for half in halves], -2)
+    shape = (*halves[0].shape[:2], tiles, 8)
+    bits = torch.stack([half.reshape(shape) for half in halves], -2)
     # As signed numbers of 16 bits.
     signed = (bits ^ 0x8000) - 0x8000
     chosen = (signed < keep - 32768).flatten(-3)[..., :seqlen_k]

@@ -20,6 +20,7 @@ from ._philox import kept
 
 # The kernels clamp a bias of float32 there, so that it can be added to a score.
 BIAS_MIN = -(2.0**30)
+_UNMASKED = (_ops.CAUSAL_NONE, _ops.CAUSAL_NONE_TOP_LEFT)
 
 
 class _Layout:
@@ -79,20 +80,27 @@ def _band(layout: _Layout) -> Tensor | None:
     if features.span_q is not None:
         span = features.span_q[rows]
         return (span[:, :1] <= key) & (key <= span[:, 1:2])
-    causal = features.causal in (_ops.CAUSAL_TOP_LEFT, _ops.CAUSAL_BOTTOM_RIGHT)
-    left, right = features.window_left, features.window_right
-    if not causal and left < 0 and right < 0:
+    if (
+        features.causal in _UNMASKED
+        and max(features.window_left, features.window_right) < 0
+    ):
         return None
+    first, last = bounds(features, layout.seqlen_q, layout.seqlen_k)
     query = torch.arange(rows.start, rows.stop, device=layout.device).unsqueeze(1)
-    own = query + own_key(features, layout.seqlen_q, layout.seqlen_k)
-    seen = torch.ones_like(key <= own)
-    if causal:
-        seen = key <= own
-    elif right >= 0:
-        seen = key <= own + right
-    if left >= 0:
-        seen = seen & ((key >= own - left) | (key < features.sink_keys))
-    return seen
+    seen = key >= query + first
+    if features.sink_keys:
+        seen = seen | (key < features.sink_keys)
+    return seen & (key <= query + last)
+
+
+def bounds(features: Features, seqlen_q: int, seqlen_k: int) -> tuple[int, int]:
+    """(a, b): a row i sees keys from i + a to i + b, and sinks before that."""
+    left, right = features.window_left, features.window_right
+    own = own_key(features, seqlen_q, seqlen_k)
+    first = -seqlen_q if left < 0 else own - left
+    if features.causal not in _UNMASKED:
+        return first, own
+    return first, seqlen_k if right < 0 else own + right
 
 
 def own_key(features: Features, seqlen_q: int, seqlen_k: int) -> int:
