@@ -282,8 +282,9 @@ def route(
         return Reason.ARGUMENT
     if enable_gqa is not False and (enable_gqa is not True or not HAS_GQA):
         return Reason.ARGUMENT
-    if not isinstance(dropout_p, (float, int)):  # 0j, Fraction(0), array(0.0)
-        return Reason.ARGUMENT
+    if not isinstance(dropout_p, (float, int)):
+        # What equals 0 without being a number for stock: 0j, Fraction(0), array(0.0).
+        return Reason.DROPOUT if dropout_p != 0.0 else Reason.ARGUMENT
     if dropout_p != 0.0 and not 0.0 < dropout_p < 1.0:
         return Reason.DROPOUT
     if scale is not None:
