@@ -130,12 +130,9 @@ def test_gradgradcheck_of_a_tiny_case(causal):
 
 # ---------------------------------------------------------------------- opcheck
 
-FEATURES = ("bias", "mask", "alibi", "sink", "seed", "blocks")
-ABSENT = tuple(torch.empty(0) for _ in FEATURES)
-
 
 def features(q, causal):
-    return (*ABSENT, q.size(3) ** -0.5, 0.0, 0.0, causal, -1, -1)
+    return Features(scale=q.size(3) ** -0.5, causal=causal).op_args(torch.empty(0))
 
 
 def samples(dtype):
