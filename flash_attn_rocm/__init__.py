@@ -18,6 +18,8 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from None
 
+from ._attention import attention
+from ._blocks import BlockMask, local_global_blocks, segment_tile_local_blocks
 from ._errors import FlashAttnError
 from ._flash_attn import flash_attn_func
 from ._profile import Profile, profile
@@ -25,19 +27,25 @@ from ._reason import Reason
 from ._shim import patch, patched, unpatch
 from ._simulate import simulate
 from ._status import build_info, explain, last_call, status
+from ._varlen import flash_attn_varlen_func
 
 __all__ = [
+    "BlockMask",
     "FlashAttnError",
     "Profile",
     "Reason",
     "__version__",
+    "attention",
     "build_info",
     "explain",
     "flash_attn_func",
+    "flash_attn_varlen_func",
     "last_call",
+    "local_global_blocks",
     "patch",
     "patched",
     "profile",
+    "segment_tile_local_blocks",
     "simulate",
     "status",
     "unpatch",

@@ -2,7 +2,8 @@
 
 Outside of the ops because that is the cheapest place, and in the form
 forward(ctx, ...) because Dynamo of torch 2.4 traces no other. Saved are q, k, v, the
-output, the log-sum-exp and what rounding took from both, nothing of O(N^2).
+output, the log-sum-exp, what rounding took from both and the tensors of Features,
+nothing of O(N^2) but what the caller made so large.
 
 Autocast casts inside: Attention gets the tensors before and after the cast, runs on
 the latter and gives the gradients of the former, in float32 straight from the
@@ -16,7 +17,7 @@ SPDX-License-Identifier: BSD-3-Clause
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from torch.nn import Parameter
 
 from . import _chunked, _ops
 from ._errors import FlashAttnError, LaunchFailure
+from ._features import BIAS, NUMBERS, SINK, TENSORS, Features, features_of
 from ._grad_check import check_gradients
 from ._reason import Reason
 from ._record import note
@@ -32,6 +34,15 @@ from ._torch import is_dynamo_compiling
 
 # Zero elements mean "absent" to the ops; shared by all eager calls.
 absent = torch.empty(0, device="cpu")
+
+# The inputs of Attention that get gradients, in the order of the op's results.
+_WANTED = (
+    _ops.WANT_DQ,
+    _ops.WANT_DK,
+    _ops.WANT_DV,
+    _ops.WANT_DBIAS,
+    _ops.WANT_DSINK,
+)
 
 
 def absent_for(tensor: Tensor) -> Tensor:
@@ -44,11 +55,26 @@ def absent_for(tensor: Tensor) -> Tensor:
 
 
 def _set(flags: tuple[bool, ...]) -> int:
-    """The op's `wanted` for whether dq, dk and dv are."""
-    dq, dk, dv = flags
-    wanted = _ops.WANT_DQ if dq else 0
-    wanted |= _ops.WANT_DK if dk else 0
-    return wanted | (_ops.WANT_DV if dv else 0)
+    """The op's `wanted` for whether dq, dk, dv, dbias and dsink are."""
+    wanted = 0
+    for flag, bit in zip(flags, _WANTED):
+        if flag:
+            wanted |= bit
+    return wanted
+
+
+# Features as arguments of a Function: bias and sink, which have gradients, apart.
+
+
+def _without_gradients(features: Features) -> tuple[Any, ...]:
+    return (*features[BIAS + 1 : SINK], *features[SINK + 1 :])
+
+
+def _with_gradients(
+    bias: Tensor | None, sink: Tensor | None, rest: tuple[Any, ...]
+) -> Features:
+    count = SINK - BIAS - 1
+    return features_of((bias, *rest[:count], sink, *rest[count:-NUMBERS]), rest)
 
 
 def _launch(
@@ -58,25 +84,33 @@ def _launch(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    out_lo: Tensor,
-    scale: float,
-    causal: int,
+    results: tuple[Tensor, Tensor, Tensor],
+    features: Features,
     wanted: int,
     grads_fp32: bool,
-) -> _ops.Three:
-    """The op, on the architecture that simulated the forward."""
+) -> tuple[Tensor | None, ...]:
+    """The op, on the architecture that simulated the forward; None if not wanted."""
     op: Any = _ops.backward_op
     none = absent_for(q)
-    features = _ops.features(none, scale, causal)
-    results = (q, k, v, out, lse, out_lo)
     dlse = none if dlse is None else dlse
-    call = (dout, dlse, *results, *features, wanted, grads_fp32)
+    bias = features.bias
+    # Without elements it is absent for the op.
+    empty = None
+    if bias is not None and wanted & _ops.WANT_DBIAS and bias.numel() == 0:
+        empty = bias.new_zeros(bias.shape)
+    launched = wanted if empty is None else wanted - _ops.WANT_DBIAS
+    rest = (*features.op_args(none), launched, grads_fp32)
     if arch is None:
-        return cast(_ops.Three, op(*call))
-    with launches_on(arch):
-        return cast(_ops.Three, op(*call))
+        made = op(dout, dlse, q, k, v, *results, *rest)
+    else:
+        with launches_on(arch):
+            made = op(dout, dlse, q, k, v, *results, *rest)
+    dq, dk, dv, dbias, dsink = made
+    dbias = dbias if empty is None else empty
+    if wanted & _ops.WANT_DSINK:
+        dsink = dsink.sum((0, 2))  # (B, H, Sq), of each query
+    grads = zip((dq, dk, dv, dbias, dsink), _WANTED)
+    return tuple([grad if wanted & bit else None for grad, bit in grads])
 
 
 def _gradients(
@@ -87,40 +121,55 @@ def _gradients(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    out_lo: Tensor,
-    scale: float,
-    causal: int,
+    results: tuple[Tensor, Tensor, Tensor],
+    features: Features,
     wanted: int,
     grads_fp32: bool,
 ) -> tuple[Tensor | None, ...]:
-    """dq, dk and dv, None where not wanted."""
-    bits = (_ops.WANT_DQ, _ops.WANT_DK, _ops.WANT_DV)
-    rest = (scale, causal, wanted, grads_fp32)
+    """dq, dk, dv, dbias and dsink, None where not wanted."""
+    inputs = (dout, dlse, q, k, v)
+    rest = (results, features, wanted, grads_fp32)
     if is_dynamo_compiling():  # nothing can be caught or counted while tracing
-        made = _launch(None, dout, dlse, q, k, v, out, lse, out_lo, *rest)
-        return tuple(grad if wanted & bit else None for grad, bit in zip(made, bits))
+        return _launch(None, *inputs, *rest)
     try:
-        made = _launch(arch, dout, dlse, q, k, v, out, lse, out_lo, *rest)
+        grads = _launch(arch, *inputs, *rest)
     except torch.cuda.OutOfMemoryError:
         raise
     except RuntimeError as error:
         if strict:
             raise FlashAttnError(str(error)) from error
         note(Reason.FAILED, str(error))
-        call = _chunked.Call(q, k, v, dout, dlse, scale, causal)
+        call = _chunked.Call(q, k, v, dout, dlse, features)
         made = _chunked.first_order(call)
-        if not grads_fp32:
-            dq, dk, dv = made
-            made = (dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype))
-    grads = tuple(grad if wanted & bit else None for grad, bit in zip(made, bits))
+        like = (q, k, v, features.bias, features.sink)
+        grads = tuple(
+            None
+            if grad is None or tensor is None or not wanted & bit
+            else grad.to(torch.float32 if grads_fp32 and at < 3 else tensor.dtype)
+            for at, (grad, tensor, bit) in enumerate(zip(made, like, _WANTED))
+        )
     check_gradients(grads)
     return grads
 
 
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, features: Features, needs_grad: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    op: Any = _ops.op
+    args = features.op_args(absent_for(q))
+    made: tuple[Tensor, Tensor, Tensor]
+    if is_dynamo_compiling():
+        made = op(q, k, v, *args, needs_grad)
+        return made
+    try:
+        made = op(q, k, v, *args, needs_grad)
+    except Exception as error:
+        raise LaunchFailure(str(error)) from error
+    return made
+
+
 class _Backward(torch.autograd.Function):
-    """The backward as a differentiable function of dout, dlse, q, k and v."""
+    """The backward as a differentiable function of dout, dlse, q, k, v, bias, sink."""
 
     @staticmethod
     def forward(
@@ -132,22 +181,34 @@ class _Backward(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        bias: Tensor | None,
+        sink: Tensor | None,
+        out: Tensor,
+        lse: Tensor,
+        out_lo: Tensor,
+        wanted: int,
+        grads_fp32: bool,
         *rest: Any,
     ) -> tuple[Tensor | None, ...]:
+        features = _with_gradients(bias, sink, rest)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(dout, dlse, q, k, v)
-        ctx.scale, ctx.causal = rest[3], rest[4]
-        return _gradients(strict, arch, dout, dlse, q, k, v, *rest)
+        ctx.save_for_backward(dout, dlse, q, k, v, *features[:TENSORS])
+        ctx.numbers = features[TENSORS:]
+        ctx.inputs = 14 + len(rest)
+        results = (out, lse, out_lo)
+        inputs = (dout, dlse, q, k, v)
+        return _gradients(strict, arch, *inputs, results, features, wanted, grads_fp32)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
-        dout, dlse, q, k, v = ctx.saved_tensors
-        call = _chunked.Call(q, k, v, dout, dlse, ctx.scale, ctx.causal)
+        dout, dlse, q, k, v, *tensors = ctx.saved_tensors
+        features = features_of(tensors, ctx.numbers)
+        call = _chunked.Call(q, k, v, dout, dlse, features)
         made: list[Any] = list(_chunked.second_order(call, *cotangents))
-        for at, needed in enumerate(ctx.needs_input_grad[2:7]):
+        for at, needed in enumerate(ctx.needs_input_grad[2:9]):
             if not needed:
                 made[at] = None
-        return (None, None, *made, *(None,) * 7)
+        return (None, None, *made, *(None,) * (ctx.inputs - 9))
 
 
 class Attention(torch.autograd.Function):
@@ -159,25 +220,22 @@ class Attention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        bias: Tensor | None,
+        sink: Tensor | None,
         origin_q: Tensor | None,
         origin_k: Tensor | None,
         origin_v: Tensor | None,
-        scale: float,
-        causal: int,
         with_lse: bool,
         strict: bool,
+        *rest: Any,
     ) -> Any:
-        op: Any = _ops.op
-        features = _ops.features(absent_for(q), scale, causal)
-        if is_dynamo_compiling():
-            out, lse, out_lo = op(q, k, v, *features, True)
-        else:
-            try:
-                out, lse, out_lo = op(q, k, v, *features, True)
-            except Exception as error:
-                raise LaunchFailure(str(error)) from error
-        ctx.save_for_backward(q, k, v, out, lse, out_lo)
-        ctx.scale, ctx.causal, ctx.strict = scale, causal, strict
+        features = _with_gradients(bias, sink, rest)
+        out, lse, out_lo = _forward(q, k, v, features, True)
+        # Dynamo of old torch saves no None.
+        given = [tensor for tensor in features[:TENSORS] if tensor is not None]
+        ctx.save_for_backward(q, k, v, out, lse, out_lo, *given)
+        ctx.given = tuple([tensor is not None for tensor in features[:TENSORS]])
+        ctx.numbers, ctx.strict = features[TENSORS:], strict
         ctx.origins = None
         if origin_q is not None and origin_k is not None and origin_v is not None:
             ctx.origins = (origin_q.dtype, origin_k.dtype, origin_v.dtype)
@@ -191,46 +249,101 @@ class Attention(torch.autograd.Function):
     def backward(
         ctx: Any, dout: Tensor | None, dlse: Tensor | None = None
     ) -> tuple[Any, ...]:
-        q, k, v, out, lse, out_lo = ctx.saved_tensors
+        q, k, v, out, lse, out_lo, *given = ctx.saved_tensors
+        tensors: list[Tensor | None] = []
+        at = 0
+        for there in ctx.given:
+            tensors.append(given[at] if there else None)
+            at += 1 if there else 0
+        features = features_of(tensors, ctx.numbers)
+        nothing = (None,) * (5 + len(features) - 2)
         if dout is None and dlse is None:
-            return (None,) * 10
+            return (None,) * 5 + nothing
         if dout is None:
             dout = out.new_zeros(()).expand_as(out)
         cast_inside = ctx.origins is not None
-        needed = ctx.needs_input_grad[3:6] if cast_inside else ctx.needs_input_grad[:3]
-        wanted = _set(needed)
-        rest = (out, lse, out_lo, ctx.scale, ctx.causal, wanted, cast_inside)
+        needed = ctx.needs_input_grad
+        leaves = needed[5:8] if cast_inside else needed[:3]
+        wanted = _set((*leaves, *needed[3:5]))
         if torch.is_grad_enabled():
             differentiable: Any = _Backward.apply
-            made = differentiable(ctx.strict, ctx.arch, dout, dlse, q, k, v, *rest)
+            grads = differentiable(
+                ctx.strict,
+                ctx.arch,
+                dout,
+                dlse,
+                q,
+                k,
+                v,
+                features.bias,
+                features.sink,
+                out,
+                lse,
+                out_lo,
+                wanted,
+                cast_inside,
+                *_without_gradients(features),
+            )
         else:
-            made = _gradients(ctx.strict, ctx.arch, dout, dlse, q, k, v, *rest)
+            results = (out, lse, out_lo)
+            inputs = (dout, dlse, q, k, v)
+            rest = (results, features, wanted, cast_inside)
+            grads = _gradients(ctx.strict, ctx.arch, *inputs, *rest)
         if not cast_inside:
-            return (*made, *(None,) * 7)
-        grads = (
+            return (*grads, *nothing)
+        cast = [
             None if grad is None else grad.to(dtype)
-            for grad, dtype in zip(made, ctx.origins)
-        )
-        return (None, None, None, *grads, None, None, None, None)
+            for grad, dtype in zip(grads, ctx.origins)
+        ]
+        return (None, None, None, *grads[3:], *cast, *nothing[3:])
+
+
+def draw_seed(device: torch.device) -> Tensor:
+    """Seed and offset of a call's dropout, from torch's generator of the device.
+
+    Drawn on the device: torch.manual_seed repeats it, activation checkpointing draws
+    the same again, and each replay of a CUDA graph draws anew.
+    """
+    return torch.randint(2**62, (2,), dtype=torch.int64, device=device)
+
+
+def _unexpanded(bias: Tensor) -> Tensor:
+    """An expanded bias with size 1 where it repeats itself, so that dbias is small.
+
+    Its gradient goes past the expanded tensor to what that is a view of. A tensor
+    whose own gradient somebody may ask for stays as it is, and so it does in a
+    trace, which knows no views.
+    """
+    repeated = [bias.stride(d) == 0 and bias.size(d) != 1 for d in range(4)]
+    if not bias.requires_grad or is_dynamo_compiling() or not any(repeated):
+        return bias
+    base = bias._base
+    asked = bias.retains_grad or bias._backward_hooks
+    if bias.is_leaf or base is None or base.dtype is not bias.dtype or asked:
+        return bias
+    sizes = [1 if once else size for once, size in zip(repeated, bias.shape)]
+    return base.as_strided(sizes, bias.stride(), bias.storage_offset())
 
 
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    scale: float,
-    causal: int,
+    features: Features,
     *,
     origins: tuple[Tensor, Tensor, Tensor] | None = None,
+    needs_grad: bool = True,
     with_lse: bool = False,
     strict: bool = False,
 ) -> Any:
-    """Differentiable attention: out, or (out, lse) with `with_lse`.
+    """Attention: out, or (out, lse) with `with_lse`; differentiable.
 
     Args:
         q, k, v: as for the op.
-        scale, causal: as for the op.
+        features: as for the op; where weights are dropped and there is no seed, one
+            is drawn.
         origins: q, k and v before a cast; they get the gradients, in their dtype.
+        needs_grad: False: nothing is kept for a backward.
         with_lse: also return the log-sum-exp, differentiable like the output.
         strict: a failing launch of the backward raises FlashAttnError; otherwise it
             is recorded, and torch ops compute the gradient.
@@ -238,27 +351,33 @@ def attention(
     Raises:
         LaunchFailure: the launch failed.
     """
+    if features.drops() and features.seed is None:
+        features = features.seeded(draw_seed(q.device))
+    if not needs_grad:
+        out, lse, _ = _forward(q, k, v, features, False)
+        return (out, lse) if with_lse else out
+    bias = features.bias
+    if bias is not None:
+        bias = _unexpanded(bias)
+    tensors = (q, k, v, bias, features.sink, *(origins or (None, None, None)))
+    rest = _without_gradients(features)
     if is_dynamo_compiling():
-        q, k, v = _distinct((), q, k, v)
-        if origins is not None:
-            origins = _distinct((q, k, v), *origins)
-    origin_q, origin_k, origin_v = origins or (None, None, None)
+        count = len(tensors)
+        distinct = _distinct((*tensors, *rest))
+        tensors, rest = distinct[:count], distinct[count:]
     return Attention.apply(  # type: ignore[no-untyped-call]
-        q, k, v, origin_q, origin_k, origin_v, scale, causal, with_lse, strict
+        *tensors, with_lse, strict, *rest
     )
 
 
-def _distinct(
-    taken: tuple[Tensor, ...], q: Tensor, k: Tensor, v: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same tensors as objects that differ from each other and from `taken`.
+def _distinct(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same with tensors that are different objects.
 
     For Dynamo, which refuses one tensor in two places.
     """
-    if any(q is other for other in taken):
-        q = q.view(q.shape)
-    if any(k is other for other in (*taken, q)):
-        k = k.view(k.shape)
-    if any(v is other for other in (*taken, q, k)):
-        v = v.view(v.shape)
-    return q, k, v
+    made: list[Any] = []
+    for argument in arguments:
+        if isinstance(argument, Tensor) and any(argument is one for one in made):
+            argument = argument.view(argument.shape)
+        made.append(argument)
+    return tuple(made)

@@ -2,13 +2,15 @@
 
 What the kernels do not do: the second derivative, and the first where a launch of
 the backward failed. Slower than a kernel, but memory stays O(N x block), and every
-number is accumulated in float32 (float64 for float64).
+number is accumulated in float32 (float64 for float64). _scores makes a block's P.
 
-For one head, with P = softmax(S), S = scale Q K^T and the gradients dO of the output
-and dL of the log-sum-exp (a row that sees no key has P = 0):
+For one head, with S = scale Q K^T, X = f(S) + ALiBi + bias where f is the softcap,
+P = softmax(X) (with a sink one key more, p_s), R the factors of dropout and the
+gradients dO of the output and dL of the log-sum-exp (a row that sees no key has P = 0):
 
-    dP = dO V^T    E = dP - rowsum(P dP) + dL    dS = P E
-    dQ = scale dS K    dK = scale dS^T Q    dV = P^T dO
+    dP = dO V^T R    m = rowsum(P dP)    E = dP - m + dL    dX = P E
+    dS = f'(S) dX    dQ = scale dS K     dK = scale dS^T Q    dV = (P R)^T dO
+    dbias = dX, summed where it is broadcast    dsink = p_s (dL - m), summed
 
 All of it is out of place and P comes from Q and K, never from a saved log-sum-exp,
 so autograd can differentiate it again, any number of times.
@@ -27,9 +29,13 @@ import torch
 from torch import Tensor
 
 from . import _ops
+from ._features import Features
+from ._scores import Weights, weights_of
 
-# Scores that are alive at a time; there are about ten tensors of this size.
+# Scores that are alive at a time; there are some ten tensors of this size.
 BLOCK_ELEMENTS = 2**22
+
+Five = tuple[Tensor, Tensor, Tensor, "Tensor | None", "Tensor | None"]
 
 
 @dataclass
@@ -41,8 +47,7 @@ class Call:
     v: Tensor  # (B, Hk, Sk, Dv)
     dout: Tensor  # (B, H, Sq, Dv)
     dlse: Tensor | None  # (B, H, Sq)
-    scale: float
-    causal: int
+    features: Features
 
 
 @dataclass
@@ -51,10 +56,29 @@ class Block:
 
     rows: slice
     q: Tensor  # (B, Hk, r, D)
+    k: Tensor  # (B, Hk, Sk, D); zero where no row of the block sees the key
+    v: Tensor  # (B, Hk, Sk, Dv), likewise
     dout: Tensor  # (B, Hk, r, Dv)
-    p: Tensor  # (B, Hk, r, Sk), like dp and e
+    dlse: Tensor | None  # (B, Hk, r, 1)
+    weights: Weights
+    p: Tensor  # (B, Hk, r, Sk), like dp, e
     dp: Tensor
+    mean: Tensor  # (B, Hk, r, 1)
     e: Tensor
+
+    def dropped(self, tensor: Tensor) -> Tensor:
+        """A tensor like p times dropout's factors."""
+        factors = self.weights.dropout
+        return tensor if factors is None else tensor * factors
+
+    def capped(self, tensor: Tensor) -> Tensor:
+        """A gradient of X as one of S."""
+        slope = self.weights.slope
+        return tensor if slope is None else tensor * slope
+
+    def of_lse(self) -> Tensor:
+        """dL - m, what a key of value 0 has in the place of E."""
+        return -self.mean if self.dlse is None else self.dlse - self.mean
 
 
 class _Walk:
@@ -78,112 +102,184 @@ class _Walk:
 
     def whole(self, blocks: list[Tensor], like: Tensor) -> Tensor:
         """The inverse of part() for all blocks, in the dtype of `like`."""
-        batch, heads = self.call.q.shape[:2]
-        rows = [b.reshape(batch, heads, -1, b.shape[3]) for b in blocks]
-        return torch.cat(rows, 2).to(like.dtype)
+        return torch.cat([self.by_head(b) for b in blocks], 2).to(like.dtype)
 
-    def _seen(self, rows: slice) -> Tensor | None:
-        """(r, Sk): whether a query sees a key; None if all do."""
-        if self.call.causal == _ops.CAUSAL_NONE:
-            return None
-        bottom_right = self.call.causal == _ops.CAUSAL_BOTTOM_RIGHT
-        shift = self.seqlen_k - self.seqlen_q if bottom_right else 0
-        device = self.call.q.device
-        query = torch.arange(rows.start, rows.stop, device=device)
-        key = torch.arange(self.seqlen_k, device=device)
-        return (key <= query.unsqueeze(1) + shift).repeat(self.group, 1)
+    def by_head(self, block: Tensor) -> Tensor:
+        """(B, Hk, r, n) to (B, H, rows, n)."""
+        batch, heads = self.call.q.shape[:2]
+        return block.reshape(batch, heads, -1, block.shape[3])
 
     def __iter__(self) -> Iterator[Block]:
         call = self.call
         for begin in range(0, self.seqlen_q, self.step):
             rows = slice(begin, min(begin + self.step, self.seqlen_q))
             q, dout = self.part(call.q, rows), self.part(call.dout, rows)
-            scores = (q @ self.k.mT) * call.scale
-            seen = self._seen(rows)
-            if seen is None:
-                p = scores.softmax(-1)
-            else:
-                # A row without a key keeps finite scores: the derivative of the
-                # softmax of nothing but -inf is NaN, even where it counts for 0.
-                hidden = ~seen & seen.any(-1, keepdim=True)
-                p = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-                p = p.masked_fill(~seen, 0.0)
-            dp = dout @ self.v.mT
-            e = dp - (p * dp).sum(-1, keepdim=True)
+            dlse = None
             if call.dlse is not None:
-                e = e + self.part(call.dlse.unsqueeze(-1), rows)
-            yield Block(rows, q, dout, p, dp, e)
+                dlse = self.part(call.dlse.unsqueeze(-1), rows)
+            weights = weights_of(call.features, call.q.shape, q, self.k, rows)
+            seen, p = weights.seen, weights.p
+            k, v = self.k, self.v
+            if seen is not None:
+                # What no row of the block sees may be NaN.
+                used = seen.any(-2).unsqueeze(-1)
+                k, v = k.masked_fill(~used, 0.0), v.masked_fill(~used, 0.0)
+            dp = dout @ v.mT
+            if weights.dropout is not None:
+                dp = dp * weights.dropout
+            mean = (p * dp).sum(-1, keepdim=True)
+            e = dp - mean
+            if dlse is not None:
+                e = e + dlse
+            yield Block(rows, q, k, v, dout, dlse, weights, p, dp, mean, e)
+
+
+class _Broadcast:
+    """Adds up blocks of a (B, H, Sq, Sk) tensor over the dimensions where bias is 1."""
+
+    def __init__(self, walk: _Walk, bias: Tensor | None) -> None:
+        self.walk, self.bias = walk, bias
+        self.blocks: list[Tensor] = []
+
+    def add(self, block: Tensor) -> None:
+        if self.bias is None:
+            return
+        block = self.walk.by_head(block)
+        sizes = self.bias.shape
+        dims = [d for d in range(4) if sizes[d] == 1 and block.shape[d] != 1]
+        if dims:
+            block = block.sum(dims, keepdim=True)
+        if sizes[2] == 1 and self.blocks:
+            block = self.blocks.pop() + block
+        self.blocks.append(block)
+
+    def whole(self) -> Tensor | None:
+        """The sum, in the accumulators' dtype."""
+        return torch.cat(self.blocks, 2) if self.blocks else None
 
 
 def is_empty(call: Call) -> bool:
     """Whether nothing sees anything, so that all derivatives are zero."""
-    return call.q.numel() == 0 or call.k.numel() == 0
+    no_keys = call.k.numel() == 0 and call.features.sink is None
+    return call.q.numel() == 0 or no_keys
 
 
-def first_order(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk and dv, shaped like q, k and v; float32 (float64 for float64)."""
-    dtype = _ops.lse_dtype(call.q.dtype)
+def _zeros(tensor: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
+    return None if tensor is None else torch.zeros_like(tensor, dtype=dtype)
+
+
+def _like(tensor: Tensor | None, other: Tensor | None) -> Tensor | None:
+    return tensor if tensor is None or other is None else tensor.to(other.dtype)
+
+
+def first_order(call: Call) -> Five:
+    """dq, dk, dv, dbias and dsink, shaped like their tensors, None without them.
+
+    In float32 (float64 for float64).
+    """
+    dtype, features = _ops.lse_dtype(call.q.dtype), call.features
     if is_empty(call):
         inputs = (call.q, call.k, call.v)
         dq, dk, dv = (torch.zeros_like(t, dtype=dtype) for t in inputs)
-        return dq, dk, dv
+        return dq, dk, dv, _zeros(features.bias, dtype), _zeros(features.sink)
     with torch.autocast(call.q.device.type, enabled=False):
         walk = _Walk(call)
         dk, dv = torch.zeros_like(walk.k), torch.zeros_like(walk.v)
-        dq_blocks = []
+        dq_blocks, dbias = [], _Broadcast(walk, features.bias)
+        dsink = _zeros(features.sink, dtype)
         for block in walk:
-            ds = block.p * block.e * call.scale
-            dq_blocks.append(ds @ walk.k)
+            dx = block.p * block.e
+            ds = block.capped(dx) * features.scale
+            dq_blocks.append(ds @ block.k)
             dk = dk + ds.mT @ block.q
-            dv = dv + block.p.mT @ block.dout
-        return walk.whole(dq_blocks, dk), dk, dv
+            dv = dv + block.dropped(block.p).mT @ block.dout
+            dbias.add(dx)
+            if dsink is not None:
+                dsink = dsink + _by_sink(walk, block.weights.sink * block.of_lse())
+        return walk.whole(dq_blocks, dk), dk, dv, dbias.whole(), dsink
+
+
+def _by_sink(walk: _Walk, column: Tensor) -> Tensor:
+    """(B, Hk, r, 1) added up for each head: (H)."""
+    return walk.by_head(column).sum((0, 2, 3))
 
 
 def second_order(
-    call: Call, a: Tensor | None, b: Tensor | None, c: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of <a, dq> + <b, dk> + <c, dv> for dout, dlse, q, k and v.
+    call: Call,
+    a: Tensor | None,
+    b: Tensor | None,
+    c: Tensor | None,
+    d: Tensor | None = None,
+    e: Tensor | None = None,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of <a, dq> + <b, dk> + <c, dv> + <d, dbias> + <e, dsink>.
 
-    a, b, c are shaped like q, k, v; None is zero. With the names above,
-    G = scale (a K^T + Q b^T), W = P G, w = rowsum(W) and U = W - w P:
+    a to e are shaped like q, k, v, bias and sink; None is zero. Returns those for
+    dout, dlse, q, k, v, bias and sink, None for what is not there.
 
-        for dO   U V + P c                  for dL   w
-        for V    U^T dO
-        for P    X = E G - w dP + dO c^T    so for S   Y = P (X - rowsum(P X))
-        for Q    scale (Y K + dS b)         for K    scale (Y^T Q + dS^T a)
+    With the names above and G = scale (a K^T + Q b^T), H = f'(S) G + d, W = P H,
+    w = rowsum(W) + p_s e and U = W - w P:
+
+        for dO   U R V + P R c              for dL   w
+        for V    (U R)^T dO
+        for P    Z = E H - w dP + R dO c^T    for p_s   z = (dL - m) e
+        for X    Y = P (Z - t) with t = rowsum(P Z) + p_s z, which is for bias
+        for S    T = f'(S) Y + f''(S) dX G    for sink   p_s (z - t), summed
+        for Q    scale (T K + dS b)           for K      scale (T^T Q + dS^T a)
     """
-    q, k, v = call.q, call.k, call.v
+    q, k, v, features = call.q, call.k, call.v, call.features
     if is_empty(call):
         zero_lse = q.new_zeros(q.shape[:3], dtype=_ops.lse_dtype(q.dtype))
-        like = (torch.zeros_like(t) for t in (call.dout, q, k, v))
-        for_dout, for_q, for_k, for_v = like
-        return for_dout, zero_lse, for_q, for_k, for_v
+        others = (_zeros(t) for t in (q, k, v, features.bias, features.sink))
+        return (_zeros(call.dout), zero_lse, *others)
     with torch.autocast(q.device.type, enabled=False):
         walk = _Walk(call)
+        scale = features.scale
         for_k, for_v = torch.zeros_like(walk.k), torch.zeros_like(walk.v)
-        b = None if b is None else b.to(walk.dtype)
-        c = None if c is None else c.to(walk.dtype)
+        b, c, d = (None if t is None else t.to(walk.dtype) for t in (b, c, d))
+        for_bias = _Broadcast(walk, features.bias)
+        for_sink = _zeros(features.sink, walk.dtype)
         dout_blocks, dlse_blocks, q_blocks = [], [], []
         for block in walk:
-            p, ds = block.p, block.p * block.e
+            p, dx, weights = block.p, block.p * block.e, block.weights
+            ds = block.capped(dx)
             g = torch.zeros_like(p)
             if a is not None:
                 a_part = walk.part(a, block.rows)
-                g = g + a_part @ walk.k.mT * call.scale
-                for_k = for_k + ds.mT @ a_part * call.scale
+                g = g + a_part @ block.k.mT * scale
+                for_k = for_k + ds.mT @ a_part * scale
             if b is not None:
-                g = g + block.q @ b.mT * call.scale
-            w = (p * g).sum(-1, keepdim=True)
-            u = p * (g - w)
-            x = block.e * g - w * block.dp
-            for_dout = u @ walk.v
+                g = g + block.q @ b.mT * scale
+            h = block.capped(g)
+            if d is not None:
+                h = h + weights.table(d)
+            w = (p * h).sum(-1, keepdim=True)
+            z = block.e * h
+            if e is not None:
+                e_part = weights.per_head(e.to(walk.dtype))
+                w = w + weights.sink * e_part
+            u = block.dropped(p * (h - w))
+            z = z - w * block.dp
+            for_dout = u @ block.v
             if c is not None:
-                x = x + block.dout @ c.mT
-                for_dout = for_dout + p @ c
-            y = p * (x - (p * x).sum(-1, keepdim=True)) * call.scale
-            for_q = y @ walk.k
+                z = z + block.dropped(block.dout @ c.mT)
+                for_dout = for_dout + block.dropped(p) @ c
+            t = (p * z).sum(-1, keepdim=True)
+            if for_sink is not None:
+                z_sink = torch.zeros_like(t)
+                if e is not None:
+                    z_sink = block.of_lse() * e_part
+                t = t + weights.sink * z_sink
+                for_sink = for_sink + _by_sink(walk, weights.sink * (z_sink - t))
+            y = p * (z - t)
+            for_bias.add(y)
+            y = block.capped(y)
+            if weights.bend is not None:
+                y = y + weights.bend * dx * g
+            y = y * scale
+            for_q = y @ block.k
             if b is not None:
-                for_q = for_q + ds @ b * call.scale
+                for_q = for_q + ds @ b * scale
             for_k = for_k + y.mT @ block.q
             for_v = for_v + u.mT @ block.dout
             dout_blocks.append(for_dout)
@@ -195,4 +291,6 @@ def second_order(
             walk.whole(q_blocks, q),
             for_k.to(k.dtype),
             for_v.to(v.dtype),
+            _like(for_bias.whole(), features.bias),
+            for_sink,
         )

@@ -23,7 +23,17 @@ from torch.nn import Parameter
 from . import _ops
 from ._autograd import absent
 from ._config import code_objects, config, logger
+from ._features import KEEP_ALL, Features, keep_of
 from ._reason import Reason
+from ._shapes import (
+    STRIDE_BYTES,
+    as_four,
+    can_be_four,
+    is_four,
+    leading_sizes,
+    mask_as_four,
+    within_strides,
+)
 from ._simulate import current_arch, default_missing, note_traced, traced_arch
 from ._torch import (
     constant_in_traces,
@@ -73,6 +83,8 @@ SEQLEN_MAX = 2**30
 SCALE_MAX = 2.0**127  # of its magnitude, exclusive
 # enable_gqa came with torch 2.5.
 HAS_GQA = _ops.version_of(str(torch.__version__)) >= (2, 5)
+# Since then stock takes a float32 mask beside queries of another dtype.
+HAS_FLOAT_MASKS = _ops.version_of(str(torch.__version__)) >= (2, 5)
 
 # Nothing runs fused in this process: switched off, or no op.
 _blocked: Reason | None = None
@@ -165,9 +177,32 @@ def _kind_of(*tensors: Any) -> Reason:
     return Reason.ARGUMENT
 
 
+def _mask_reason(
+    mask: Tensor, query: Tensor, dtype: torch.dtype, autocast: bool
+) -> Reason | None:
+    """Why attn_mask is stock's to judge, or None.
+
+    Args:
+        dtype: the dtype of the kernels.
+        autocast: stock casts it to that, if it is floating point and not float64.
+    """
+    if mask.is_nested or mask.layout is not torch.strided:
+        return Reason.MASK
+    if mask.device != query.device:
+        return Reason.DEVICE
+    kind = mask.dtype
+    if kind is torch.bool or kind is dtype:
+        return None
+    if kind not in HEAD_DIM_MAX or kind is _float64:
+        return Reason.MASK
+    if autocast:
+        return Reason.MASK if dtype is _float64 else None
+    return None if kind is torch.float32 and HAS_FLOAT_MASKS else Reason.MASK
+
+
 def route(
     run: Callable[..., _Result],
-    train: Callable[..., _Result],
+    attend: Callable[..., _Result],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -180,11 +215,13 @@ def route(
 ) -> _Result | Reason:
     """run(*arguments of fwd) if the call may run fused, else the reason.
 
-    If an input requires grad, train(q, k, v, scale, causal, origins) instead; the
-    origins are q, k and v before autocast's cast, None if there was none.
+    If it needs a gradient or more than 4-D q, k and v, attend(q, k, v, features,
+    origins, needs_grad, leading) instead; the origins are q, k and v before autocast's
+    cast, None if there was none, and `leading` the sizes that the result has before
+    its last two, None for two as in q.
 
     Raises whatever an argument of an unexpected kind makes it raise; reason_of()
-    tells that from an error of `run` or `train`.
+    tells that from an error of `run` or `attend`.
     """
     # Who is asking. has_torch_function also sees function modes.
     if attn_mask is not None and is_causal_bias(attn_mask):
@@ -196,8 +233,8 @@ def route(
     if not type(query) is type(key) is type(value) is Tensor:
         if not (_is_plain(query) and _is_plain(key) and _is_plain(value)):
             return _kind_of(query, key, value)
-    if attn_mask is not None:
-        return Reason.MASK
+    if attn_mask is not None and not _is_plain(attn_mask):
+        return _kind_of(attn_mask)
     if forward_ad._current_level >= 0:
         return Reason.FORWARD_AD
     compiling = is_dynamo_compiling()
@@ -245,10 +282,11 @@ def route(
         return Reason.ARGUMENT
     if enable_gqa is not False and (enable_gqa is not True or not HAS_GQA):
         return Reason.ARGUMENT
-    if dropout_p != 0.0:
+    if not isinstance(dropout_p, (float, int)):
+        # What equals 0 without being a number for stock: 0j, Fraction(0), array(0.0).
+        return Reason.DROPOUT if dropout_p != 0.0 else Reason.ARGUMENT
+    if dropout_p != 0.0 and not 0.0 < dropout_p < 1.0:
         return Reason.DROPOUT
-    if not isinstance(dropout_p, (float, int)):  # 0j, Fraction(0), array(0.0)
-        return Reason.ARGUMENT
     if scale is not None:
         if not isinstance(scale, (float, int)):
             return Reason.ARGUMENT
@@ -256,7 +294,8 @@ def route(
             return Reason.SCALE
     dtype = query.dtype
     cast = False
-    if is_autocast_enabled(device_type):
+    autocast = is_autocast_enabled(device_type)
+    if autocast:
         # Stock casts to this dtype what is floating point and not float64.
         wanted = get_autocast_dtype(device_type)
         if not dtype is key.dtype is value.dtype or dtype not in (wanted, _float64):
@@ -268,27 +307,61 @@ def route(
         return Reason.DTYPE
     if dtype not in HEAD_DIM_MAX:
         return Reason.DTYPE
-    shape, shape_k, shape_v = query.shape, key.shape, value.shape
-    if not len(shape) == len(shape_k) == len(shape_v) == 4:
-        return Reason.RANK
-    batch, heads, seqlen_q, head_dim = shape
-    batch_k, heads_k, seqlen_k, head_dim_k = shape_k
-    batch_v, heads_v, seqlen_v, head_dim_v = shape_v
+    if attn_mask is not None:
+        if is_causal:  # newer stock refuses both, older had various meanings
+            return Reason.MASK
+        reason = _mask_reason(attn_mask, query, dtype, autocast)
+        if reason is not None:
+            return reason
+        needs_grad = needs_grad or (_is_grad_enabled() and attn_mask.requires_grad)
+
+    # Its sizes.
+    given = (query, key, value)
+    regular = is_four(query, key, value)
+    if not regular:
+        if not can_be_four(query, key, value):
+            return Reason.RANK
+        if enable_gqa and min(query.dim(), key.dim(), value.dim()) < 3:
+            return Reason.RANK
+        views = as_four(query, key, value, enable_gqa)
+        if views is None:
+            return Reason.SHAPE
+        query, key, value = views
+    batch, heads, seqlen_q, head_dim = query.shape
+    _, heads_k, seqlen_k, head_dim_k = key.shape
+    _, heads_v, seqlen_v, head_dim_v = value.shape
+    if not enable_gqa and not heads == heads_k == heads_v:
+        views = as_four(query, key, value, False)
+        if views is None:
+            return Reason.HEADS
+        regular = False
+        query, key, value = views
+        heads, heads_k, heads_v = query.size(1), key.size(1), value.size(1)
     limit = TRAINED_HEAD_DIM_MAX.get(dtype, 0) if needs_grad else HEAD_DIM_MAX[dtype]
     if head_dim_k != head_dim or not 1 <= head_dim <= limit:
         return Reason.HEAD_DIM
     if not 1 <= head_dim_v <= limit:
         return Reason.HEAD_DIM
+    if seqlen_v != seqlen_k:
+        return Reason.SHAPE
     if heads_v != heads_k:
         return Reason.HEADS
-    if batch_k != batch or batch_v != batch or seqlen_v != seqlen_k:
-        return Reason.SHAPE
-    if heads != heads_k and (not enable_gqa or heads_k == 0 or heads % heads_k != 0):
+    if heads != heads_k and (heads_k == 0 or heads % heads_k != 0):
         return Reason.HEADS
     if batch > GRID_MAX or heads > GRID_MAX:
         return Reason.SIZE
     if seqlen_q > SEQLEN_MAX or seqlen_k > SEQLEN_MAX:
         return Reason.SIZE
+    leading = None if regular else leading_sizes(*given, heads)
+    if attn_mask is not None:
+        rank = 4 if leading is None else len(leading) + 2
+        sizes = (batch, heads, seqlen_q, seqlen_k)
+        attn_mask = mask_as_four(attn_mask, rank, (leading or ())[:-1], sizes)
+        if attn_mask is None or not within_strides(attn_mask):
+            return Reason.MASK
+        # The gradient of a mask lies in memory without gaps.
+        if attn_mask.requires_grad and seqlen_k * 8 >= STRIDE_BYTES:
+            return Reason.MASK
     if compiling:
         if arch is not None:
             if not traced_cpu_serves(arch, dtype):
@@ -296,40 +369,63 @@ def route(
         elif not traced_gpu_serves(index, dtype):
             return Reason.DEVICE
 
+    factor = 1.0 / math.sqrt(head_dim) if scale is None else scale
+    causal = 1 if is_causal else 0
     origins = None
     if cast:
         origins = (query, key, value)
+        query, key, value = given
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    factor = 1.0 / math.sqrt(head_dim) if scale is None else scale
-    causal = 1 if is_causal else 0
-    if needs_grad:
-        return train(query, key, value, factor, causal, origins)
-    # In a compiled graph for a GPU, a CPU tensor would rule out CUDA graphs.
-    none = query.new_empty(0) if compiling else absent
-    return run(
-        query,
-        key,
-        value,
-        none,
-        none,
-        none,
-        none,
-        none,
-        none,
-        factor,
-        0.0,
-        0.0,
-        causal,
-        -1,
-        -1,
-        False,
+        if not regular:
+            views = as_four(query, key, value, enable_gqa)
+            assert views is not None
+            query, key, value = views
+    if regular and not needs_grad and attn_mask is None and dropout_p == 0.0:
+        # In a compiled graph for a GPU, a CPU tensor would rule out CUDA graphs.
+        none = query.new_empty(0) if compiling else absent
+        return run(
+            query,
+            key,
+            value,
+            none,
+            none,
+            none,
+            none,
+            none,
+            none,
+            none,
+            none,
+            none,
+            factor,
+            0.0,
+            0.0,
+            causal,
+            -1,
+            -1,
+            0,
+            0,
+            0,
+            False,
+        )
+    bias = mask = None
+    if attn_mask is not None:
+        if attn_mask.dtype is torch.bool:
+            mask = attn_mask
+        elif attn_mask.dtype is dtype:
+            bias = attn_mask
+        else:
+            bias = attn_mask.to(_ops.lse_dtype(dtype))
+    dropout = 0.0 if keep_of(dropout_p) == KEEP_ALL else float(dropout_p)
+    features = Features(
+        bias=bias, mask=mask, scale=factor, dropout_p=dropout, causal=causal
     )
+    return attend(query, key, value, features, origins, needs_grad, leading)
 
 
 def reason_of(*args: Any, **kwargs: Any) -> Reason | None:
     """The reason for a call on which route() raised; asks again, runs nothing.
 
-    FAILED if `run` raised, None if `train` did.
+    FAILED if `run` raised, None if `attend` did.
     """
     try:
         return route(lambda *_: Reason.FAILED, lambda *_: None, *args, **kwargs)

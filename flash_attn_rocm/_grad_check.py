@@ -18,7 +18,7 @@ from ._errors import FlashAttnError
 from ._torch import functorch_active
 
 MODES = ("off", "count", "raise")
-NAMES = ("q", "k", "v")
+NAMES = ("q", "k", "v", "bias")
 
 
 class _State:
@@ -63,7 +63,7 @@ def reset() -> None:
 
 
 def check_gradients(gradients: Iterable[Tensor | None]) -> None:
-    """Count or refuse the non-finite float16 numbers in dq, dk and dv."""
+    """Count or refuse the non-finite float16 numbers in dq, dk, dv and dbias."""
     if _state.mode == "off":
         return
     for name, gradient in zip(NAMES, gradients):

@@ -28,13 +28,13 @@ class Reason(str, Enum):
     EXPORT = "export"
     # What is asked for.
     ARGUMENT = "argument"  # not understood; the stock function judges it
-    MASK = "mask"
-    DROPOUT = "dropout"
+    MASK = "mask"  # with is_causal, or of a form or dtype that no kernel reads
+    DROPOUT = "dropout"  # not a probability below 1
     SCALE = "scale"  # magnitude not below 2^127
     DTYPE = "dtype"
-    RANK = "rank"  # not 4-D
-    SHAPE = "shape"  # batches or lengths differ
-    HEADS = "heads"  # head counts differ without, or do not divide with, enable_gqa
+    RANK = "rank"  # not 4-D, and not by views
+    SHAPE = "shape"  # batches do not broadcast, or lengths differ
+    HEADS = "heads"  # do not broadcast without, or do not divide with, enable_gqa
     HEAD_DIM = "head_dim"  # query's and key's differ, 0, or above the largest kernel
     SIZE = "size"  # above a launch limit
     # Where it should run.

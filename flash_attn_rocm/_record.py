@@ -13,9 +13,13 @@ import threading
 from collections import Counter
 from typing import Any, Callable
 
+from torch import Tensor
+
 from . import _ops
 from ._config import logger
+from ._features import Features
 from ._reason import Reason
+from ._visits import Geometry, geometry_of
 
 Record = tuple[str, str, str, str, int, int]
 
@@ -52,6 +56,34 @@ record_fallback: Callable[[str], None] = _recorder.record_fallback
 last_record: Callable[[], Record | None] = _recorder.last_call
 counters: Callable[[], dict[str, Any]] = _recorder.counters
 reset_counters: Callable[[], None] = _recorder.reset_counters
+
+
+class _Latest(threading.local):
+    """What the thread's last call looked like, if it came by one of our functions."""
+
+    geometry: Geometry | None = None
+    record: Record | None = None
+
+
+_latest = _Latest()
+
+
+def keep_geometry(q: Tensor, k: Tensor, features: Features) -> None:
+    """Remember the call that was just recorded, with q and k in the ops' layout."""
+    _latest.geometry = geometry_of(q, k, features)
+    _latest.record = last_record()
+
+
+def forget_geometry() -> None:
+    """The thread's last call is another one, of which nothing is known."""
+    _latest.geometry = None
+
+
+def last_geometry() -> Geometry | None:
+    """That of the thread's last call; None where it is not known."""
+    # Compiled calls, and calls of the op itself, leave only a record.
+    return _latest.geometry if last_record() == _latest.record else None
+
 
 _noted: set[str] = set()
 

@@ -27,8 +27,9 @@ from ._autograd import attention
 from ._config import logger
 from ._eligibility import reason_of, route
 from ._errors import LaunchFailure
+from ._features import Features
 from ._reason import Reason
-from ._record import note
+from ._record import forget_geometry, keep_geometry, note
 from ._torch import is_dynamo_compiling, register_builtin, stock_sdpa
 
 NAME = "scaled_dot_product_attention"
@@ -50,22 +51,26 @@ class _State:
 
 
 _state = _State()
-# route()'s without `run` and `train`, so the stock function's.
+# route()'s without `run` and `attend`, so the stock function's.
 _signature = inspect.signature(route)
 _signature = _signature.replace(
     parameters=list(_signature.parameters.values())[2:], return_annotation=Tensor
 )
 
 
-def _train(
+def _attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    scale: float,
-    causal: int,
+    features: Features,
     origins: tuple[Tensor, Tensor, Tensor] | None,
+    needs_grad: bool,
+    leading: tuple[int, ...] | None,
 ) -> tuple[Tensor]:
-    return (attention(q, k, v, scale, causal, origins=origins),)
+    out = attention(q, k, v, features, origins=origins, needs_grad=needs_grad)
+    if not is_dynamo_compiling():
+        keep_geometry(q, k, features)
+    return (out if leading is None else out.view((*leading, *out.shape[2:])),)
 
 
 def _causal_bias(*args: Any, **kwargs: Any) -> Tensor:
@@ -91,14 +96,15 @@ def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
     if not _state.patched:
         return original(*args, **kwargs)
     if is_dynamo_compiling():  # nothing can be recorded or caught while tracing
-        result = route(_op, _train, *args, **kwargs)
+        result = route(_op, _attend, *args, **kwargs)
         if isinstance(result, Reason):
             return original(*args, **kwargs)
         return result[0]
 
+    forget_geometry()
     detail = ""
     try:
-        result = route(_op, _train, *args, **kwargs)
+        result = route(_op, _attend, *args, **kwargs)
         if not isinstance(result, Reason):
             return result[0]
         reason = result

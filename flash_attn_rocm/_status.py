@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -19,8 +19,10 @@ from torch import Tensor
 from . import _grad_check, _ops, _record, _shim, _simulate
 from ._config import code_objects, config, simulator_path
 from ._eligibility import reason_of, route
+from ._features import TENSORS, Features
 from ._reason import Reason
 from ._version import __version__
+from ._visits import Geometry, tiles
 
 Grid = tuple[int, int, int]
 
@@ -46,6 +48,18 @@ class LastCall:
     device: str  # "cpu" or "cuda:N"; "" if the stock function answered
     # wave_instructions (counted by the simulator, otherwise 0) and workgroups.
     counters: Mapping[str, int]
+    _geometry: Geometry | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def tiles(self) -> int | None:
+        """Tiles of 128 queries by 64 keys that causal mask, window, offsets of packed
+        sequences and block_mask leave to be visited, of all batches and heads.
+
+        Counted when asked, from what the call said; reads lists of blocks, so it
+        waits for a GPU that has them. None after a backward, a compiled call, one of
+        the op itself, or a plain one of scaled_dot_product_attention without gradients.
+        """
+        return None if self._geometry is None else tiles(self._geometry)
 
 
 @dataclass(frozen=True)
@@ -76,13 +90,19 @@ _WHY = {
     Reason.TRACE: "a graph is being traced",
     Reason.EXPORT: "the call is being exported",
     Reason.ARGUMENT: "an argument has an unexpected type",
-    Reason.MASK: "attn_mask is given; masks are not supported yet",
-    Reason.DROPOUT: "dropout_p is not 0; dropout is not supported yet",
+    Reason.MASK: (
+        "attn_mask does not fit, comes with is_causal, or has a dtype or strides that "
+        "no kernel reads"
+    ),
+    Reason.DROPOUT: "dropout_p is not at least 0 and below 1",
     Reason.SCALE: "scale has a magnitude not below 2^127",
     Reason.DTYPE: "query, key and value differ in dtype, or no kernel serves it",
-    Reason.RANK: "expected 4-D query, key and value",
-    Reason.SHAPE: "batch sizes or key and value lengths differ",
-    Reason.HEADS: "head counts differ (enable_gqa and a multiple are needed)",
+    Reason.RANK: "query, key and value cannot be viewed as 4-D tensors",
+    Reason.SHAPE: "batch sizes do not broadcast, or key and value lengths differ",
+    Reason.HEADS: (
+        "head counts do not broadcast, or with enable_gqa query's is no multiple of "
+        "key's and value's"
+    ),
     Reason.HEAD_DIM: (
         "the head dims of query and key differ, or one is 0 or above the largest "
         "kernel's"
@@ -113,6 +133,7 @@ def last_call() -> LastCall | None:
         why=words if reason is Reason.FUSED else _why(reason),
         device=device,
         counters={"wave_instructions": instructions, "workgroups": workgroups},
+        _geometry=_record.last_geometry() if reason is Reason.FUSED else None,
     )
 
 
@@ -149,7 +170,7 @@ def explain(
     call = (query, key, value, attn_mask, dropout_p, is_causal)
     options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
     try:
-        answer = route(_plan, _plan_training, *call, **options)
+        answer = route(_plan, _plan_any, *call, **options)
     except Exception as error:
         answer = reason_of(*call, **options) or Reason.FAILED
         if answer is Reason.FAILED:
@@ -167,32 +188,58 @@ def explain(
     )
 
 
+def _tensor(tensor: Any) -> tuple[Any, ...] | None:
+    """A feature as C's plan takes it."""
+    if tensor is None or not tensor.numel():
+        return None
+    code = _ops.dtype_code(tensor.dtype) if tensor.dtype in _ops.DTYPES else 0
+    return tensor.data_ptr(), code, tuple(tensor.shape), tensor.stride()
+
+
 def _planned(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, *wanted: Any
+    q: Tensor, k: Tensor, v: Tensor, features: Features, *wanted: Any
 ) -> tuple[str, Grid, str]:
     aligns = [math.gcd(t.data_ptr(), 16) for t in (q, k, v)]
     sizes = [part for t in (q, k, v) for part in (tuple(t.shape), t.stride())]
     code = _ops.dtype_code(q.dtype)
-    plan = _ops.ext.plan(code, *aligns, *sizes, scale, causal, *wanted)
+    if features.drops():  # explaining draws no seed; nothing reads this one
+        features = features.seeded(torch.zeros(2, dtype=torch.int64))
+    tensors = [_tensor(tensor) for tensor in features[:TENSORS]]
+    scale, softcap, dropout_p, causal, *rest = features[TENSORS:]
+    more = (*tensors, softcap, dropout_p, *rest)
+    wanted = wanted or (0, False)
+    plan = _ops.ext.plan(code, *aligns, *sizes, scale, causal, *wanted, more)
     kernel, grid, why = plan[:3]
     return kernel, grid, why
 
 
 def _plan(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> _Plan:
     """What fwd would launch for these arguments of it."""
-    scale, causal = rest[6], rest[9]
-    return _Plan(*_planned(q, k, v, scale, causal))
+    features = Features(scale=rest[TENSORS], causal=rest[TENSORS + 3])
+    return _Plan(*_planned(q, k, v, features))
 
 
-def _plan_training(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, origins: Any
+def _plan_any(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    features: Features,
+    origins: Any,
+    needs_grad: bool,
+    leading: Any,
 ) -> _Plan:
-    """What fwd and bwd would launch."""
-    leaves = (q, k, v) if origins is None else origins
-    wanted = sum(1 << bit for bit, leaf in enumerate(leaves) if leaf.requires_grad)
-    forward = _planned(q, k, v, scale, causal)
-    backward, _, _ = _planned(q, k, v, scale, causal, wanted, origins is not None)
+    """What fwd, and bwd where gradients are needed, would launch."""
+    forward = _planned(q, k, v, features)
+    if not needs_grad:
+        return _Plan(*forward)
+    leaves = [*((q, k, v) if origins is None else origins), features.bias]
+    bits = [1 << bit for bit, leaf in enumerate(leaves) if _requires_grad(leaf)]
+    backward, _, _ = _planned(q, k, v, features, sum(bits), origins is not None)
     return _Plan(*forward, backward)
+
+
+def _requires_grad(leaf: Tensor | None) -> bool:
+    return leaf is not None and leaf.requires_grad
 
 
 def _why(reason: Reason) -> str:

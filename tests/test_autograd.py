@@ -18,6 +18,7 @@ from helpers.gradients import (
 
 import flash_attn_rocm as fa
 from flash_attn_rocm import FlashAttnError, Reason, _autograd, _chunked, _ops, _shim
+from flash_attn_rocm._features import Features
 
 pytestmark = pytest.mark.usefixtures("patched", "simulated")
 
@@ -80,7 +81,8 @@ def test_gradcheck_of_float64_with_other_value_dim_and_lse(causal):
     inputs = leaves(q, k, v[..., :3])
 
     def attend(*tensors):
-        return _autograd.attention(*tensors, 0.4, causal, with_lse=True)
+        features = Features(scale=0.4, causal=causal)
+        return _autograd.attention(*tensors, features, with_lse=True)
 
     # Every number by one mode; a random projection does for the others.
     assert torch.autograd.gradcheck(attend, inputs, fast_mode=causal != TOP_LEFT)

@@ -259,8 +259,8 @@ assert fa.status()["simulated"] is None
 out.sum().backward()
 assert fa.last_call().kernel.startswith("fa_bwd"), fa.last_call()
 try:
-    torch.ops.flash_attn_rocm.fwd(q, k, v, *[torch.empty(0)] * 6, 0.5, 0.0, 0.0, 0,
-                                  -1, -1, False)
+    torch.ops.flash_attn_rocm.fwd(q, k, v, *[torch.empty(0)] * 9, 0.5, 0.0, 0.0, 0,
+                                  -1, -1, 0, 0, 0, False)
 except RuntimeError as error:
     assert "simulate(" in str(error)
 else:

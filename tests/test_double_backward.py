@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flash_attn_rocm as fa
 from flash_attn_rocm import _autograd, _chunked
+from flash_attn_rocm._features import Features
 
 pytestmark = pytest.mark.usefixtures("patched", "simulated")
 
@@ -20,7 +21,8 @@ CAUSAL = [NONE, TOP_LEFT, BOTTOM_RIGHT]
 
 def attend(causal, scale=0.4, with_lse=False):
     def call(*tensors):
-        return _autograd.attention(*tensors, scale, causal, with_lse=with_lse)
+        features = Features(scale=scale, causal=causal)
+        return _autograd.attention(*tensors, features, with_lse=with_lse)
 
     return call
 
@@ -64,7 +66,7 @@ def test_a_block_holds_as_many_scores_as_it_says(monkeypatch):
     monkeypatch.setattr(_chunked, "BLOCK_ELEMENTS", 4 * 7 * 2)
     q, k, v = (t.detach() for t in inputs(length=9, length_k=7))
     dout = torch.ones_like(q[..., :3])
-    call = _chunked.Call(q, k, v, dout, None, 0.4, TOP_LEFT)
+    call = _chunked.Call(q, k, v, dout, None, Features(scale=0.4, causal=TOP_LEFT))
     shapes = [block.p.shape for block in _chunked._Walk(call)]
     assert shapes == [(1, 2, 4, 7)] * 4 + [(1, 2, 2, 7)]
 

@@ -16,6 +16,7 @@ from helpers.gradients import fp64_gradients
 import flash_attn_rocm as fa
 import hipsim
 from flash_attn_rocm import _autograd
+from flash_attn_rocm._features import Features
 
 pytestmark = needs_simulator
 
@@ -159,7 +160,8 @@ def test_what_calls_leave_behind_is_noticed():
 def attention(q, k, v, causal=NONE):
     scale = q.size(-1) ** -0.5
     with fa.simulate("gfx906"):
-        out = _autograd.attention(q, k, v, scale, causal, strict=True)
+        features = Features(scale=scale, causal=causal)
+        out = _autograd.attention(q, k, v, features, strict=True)
     assert fa.last_call().backend == "sim"
     return out
 

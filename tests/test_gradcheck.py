@@ -18,6 +18,7 @@ from helpers.gradients import leaves
 import flash_attn_rocm as fa
 import hipsim
 from flash_attn_rocm import _autograd, _ops
+from flash_attn_rocm._features import Features
 
 pytestmark = pytest.mark.usefixtures("patched", "simulated")
 
@@ -51,9 +52,8 @@ def attend(causal, *, with_lse=False):
     """The fused op under its autograd.Function; fails if anything else ran."""
 
     def call(q, k, v):
-        result = _autograd.attention(
-            q, k, v, 0.5, causal, with_lse=with_lse, strict=True
-        )
+        features = Features(scale=0.5, causal=causal)
+        result = _autograd.attention(q, k, v, features, with_lse=with_lse, strict=True)
         assert fa.last_call().kernel.startswith("fa_fwd_f64"), fa.last_call()
         return result
 
@@ -130,12 +130,9 @@ def test_gradgradcheck_of_a_tiny_case(causal):
 
 # ---------------------------------------------------------------------- opcheck
 
-FEATURES = ("bias", "mask", "alibi", "sink", "seed", "blocks")
-ABSENT = tuple(torch.empty(0) for _ in FEATURES)
-
 
 def features(q, causal):
-    return (*ABSENT, q.size(3) ** -0.5, 0.0, 0.0, causal, -1, -1)
+    return Features(scale=q.size(3) ** -0.5, causal=causal).op_args(torch.empty(0))
 
 
 def samples(dtype):

@@ -539,7 +539,7 @@ def test_counters_add_up(patched, simulated):
         F.scaled_dot_product_attention(q, k, v)
     kernel = fa.last_call().kernel
     for _ in range(2):
-        F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+        F.scaled_dot_product_attention(q, k, v, dropout_p=1.0)
     after = fa.status()["counters"]
     assert after["fused"][kernel] - before["fused"].get(kernel, 0) == 3
     assert after["fallback"]["dropout"] - before["fallback"].get("dropout", 0) == 2
@@ -551,8 +551,8 @@ def test_each_reason_is_logged_once(patched, simulated, caplog, monkeypatch):
     q, k, v = qkv(1, 1, 4, 8)
     with caplog.at_level(logging.INFO, "flash_attn_rocm"):
         for _ in range(3):
-            F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
-            F.scaled_dot_product_attention(q[0], k[0], v[0])
+            F.scaled_dot_product_attention(q, k, v, dropout_p=1.0)
+            F.scaled_dot_product_attention(q[None], k, v)
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2 and "dropout" in lines[0] and "rank" in lines[1]
 
@@ -592,9 +592,9 @@ def test_explain_gives_the_reason_that_a_call_would_record(patched, simulated):
     calls = [
         ((q.float(), k, v), {}, Reason.DTYPE),
         ((q, k, v.float()), {}, Reason.DTYPE),
-        ((q, k, v, torch.ones(4, 4, dtype=torch.bool)), {}, Reason.MASK),
-        ((q, k, v), {"dropout_p": 0.1}, Reason.DROPOUT),
-        ((q[0], k[0], v[0]), {}, Reason.RANK),
+        ((q, k, v, torch.ones(4, 4).double()), {}, Reason.MASK),
+        ((q, k, v), {"dropout_p": 1.0}, Reason.DROPOUT),
+        ((q[None], k, v), {}, Reason.RANK),
         ((q[..., :0], k[..., :0], v), {}, Reason.HEAD_DIM),
         ((None, k, v), {}, Reason.ARGUMENT),
     ]
@@ -615,7 +615,7 @@ def test_status_and_build_info_are_plain_data():
     assert status["ops"] in ("c", "python")
     assert set(status["counters"]) == {"fused", "fallback", "wave_instructions"}
     assert status["bf16"] == "auto" and status["check_grads"] == "off"
-    assert set(status["nonfinite_gradients"]) == {"q", "k", "v"}
+    assert set(status["nonfinite_gradients"]) == {"q", "k", "v", "bias"}
     variants = fa.build_info()["extension"]["variants"]
     assert "fa_fwd_f16_d64_plain" in variants
 

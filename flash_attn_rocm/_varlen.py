@@ -1,0 +1,262 @@
+"""flash_attn_varlen_func: sequences of different lengths, packed one after the other.
+
+For the kernels a packed batch is one sequence in which each query has a span of keys.
+The spans are made of the offsets by torch ops on the device.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ._attention import attend
+from ._check import (
+    PACKED,
+    check_device,
+    check_device_of,
+    check_flags,
+    check_forms,
+    check_kinds,
+    check_package,
+    check_sizes,
+    check_strided,
+    check_transforms,
+    count,
+    dropout_of,
+    refuse,
+    scale_of,
+    slopes_of,
+    softcap_of,
+    window_of,
+)
+from ._features import Features
+from ._torch import is_dynamo_compiling
+
+# Offsets whose values have been looked at: the tensor's id -> (the tensor, its version
+# then, their last value).
+_judged: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
+
+
+def _last_offset(name: str, offsets: Tensor) -> int:
+    """The last one, after a look at all; waits for the device once per version."""
+    key = id(offsets)
+    version = None if offsets.is_inference() else offsets._version
+    known = _judged.get(key)
+    if known is not None and known[0]() is offsets and known[1] == version:
+        return known[2]
+    values = offsets.tolist()
+    if values[0] != 0:
+        raise refuse(name, "offsets that begin with 0", values[0])
+    for before, after in zip(values, values[1:]):
+        if after < before:
+            raise refuse(name, "offsets that never decrease", f"{after} after {before}")
+    if version is not None:
+        known_no_more = weakref.ref(offsets, lambda _: _judged.pop(key, None))
+        _judged[key] = (known_no_more, version, values[-1])
+    return int(values[-1])
+
+
+def _check_offsets(name: str, offsets: Any, tokens: Tensor, of: str) -> None:
+    """Form of the offsets, and their values where they can be read."""
+    if not isinstance(offsets, Tensor):
+        raise refuse(name, "a tensor", type(offsets).__name__)
+    check_strided(name, offsets)
+    if offsets.dtype is not torch.int32:
+        raise refuse(name, "dtype torch.int32", offsets.dtype)
+    if offsets.dim() != 1 or offsets.size(0) < 1:
+        given = f"shape {tuple(offsets.shape)}"
+        raise refuse(name, "shape (batch + 1,)", given)
+    check_device_of(name, offsets, tokens)
+    # Nothing can be read while a graph is made; _ascending makes any values safe.
+    if is_dynamo_compiling() or type(offsets) not in (Tensor, Parameter):
+        return
+    if offsets.is_cuda and torch.cuda.is_current_stream_capturing():
+        return
+    last = _last_offset(name, offsets)
+    if last > tokens.size(0):
+        expected = f"offsets up to the {tokens.size(0)} tokens of {of}"
+        raise refuse(name, expected, last)
+
+
+def _ascending(offsets: Tensor, tokens: int) -> Tensor:
+    """The same for valid offsets; for others something that fits the tensor."""
+    return offsets.clamp(0, tokens).cummax(0).values
+
+
+def _sequence_of(offsets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """Token numbers, and the index of the sequence that each belongs to.
+
+    Behind the last offset that is one more than there are sequences.
+    """
+    token = torch.arange(tokens, dtype=torch.int32, device=offsets.device)
+    return token, torch.searchsorted(offsets, token, right=True) - 1
+
+
+def spans(
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    total_q: int,
+    total_k: int,
+    causal: bool,
+    window: tuple[int, int],
+) -> tuple[Tensor, Tensor]:
+    """What each query and each key sees, as the ops take it.
+
+    Args:
+        cu_seqlens_q, cu_seqlens_k: (batch + 1) int32 offsets.
+        total_q, total_k: tokens of q and of k.
+        causal: bottom-right of each sequence; right of the window is then 0.
+        window: (left, right) keys around a query's own one, -1 is all.
+
+    Returns:
+        span_q (total_q, 4): first key, last key, its own key's distance, 0.
+        span_k (total_k, 2): first query, last query.
+    """
+    left, right = window
+    if causal:
+        right = 0
+    begin_q = _ascending(cu_seqlens_q, total_q)
+    begin_k = _ascending(cu_seqlens_k, total_k)
+    # Behind the last offset lies a sequence of no queries and no keys.
+    begin_q = torch.cat([begin_q, begin_q[-1:]])
+    begin_k = torch.cat([begin_k, begin_k[-1:]])
+    length_q, length_k = begin_q.diff(), begin_k.diff()
+    # The own key of the query at offset r of its sequence is the one at r + shift.
+    shift = length_k - length_q
+
+    token, of = _sequence_of(begin_q[:-1], total_q)
+    own = token - begin_q[of] + shift[of]
+    count_k = length_k[of]
+    first = own - left if left >= 0 else torch.zeros_like(own)
+    last = own + right if right >= 0 else count_k - 1
+    first = torch.minimum(first.clamp(min=0), count_k)
+    last = torch.minimum(last.clamp(min=-1), count_k - 1)
+    base = begin_k[of]
+    own = own + base - token
+    span_q = torch.stack([base + first, base + last, own, torch.zeros_like(own)], 1)
+
+    token, of = _sequence_of(begin_k[:-1], total_k)
+    own = token - begin_k[of] - shift[of]
+    count_q = length_q[of]
+    first = own - right if right >= 0 else torch.zeros_like(own)
+    last = own + left if left >= 0 else count_q - 1
+    first = torch.minimum(first.clamp(min=0), count_q)
+    last = torch.minimum(last.clamp(min=-1), count_q - 1)
+    base = begin_q[of]
+    span_k = torch.stack([base + first, base + last], 1)
+    return span_q, span_k
+
+
+def _slopes_of(slopes: Any, q: Tensor, batch: int) -> Tensor:
+    """Slopes of packed sequences, which all have the same."""
+    if isinstance(slopes, Tensor) and slopes.dim() == 2 and batch != 1:
+        expected = (
+            f"shape ({q.size(1)},), the same slopes for all packed sequences (slopes "
+            "by sequence: flash_attn_func with a padded batch)"
+        )
+        raise refuse("alibi_slopes", expected, tuple(slopes.shape))
+    return slopes_of(slopes, q)
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor, None]:
+    """Exact attention of sequences that are packed one after the other.
+
+    Sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] and sees the keys
+    cu_seqlens_k[b] to cu_seqlens_k[b + 1]; either may be none. The result is that of
+    flash_attn_func for each sequence alone. Differentiable like it.
+
+    Args:
+        q: (total_q, nheads, headdim), float16, bfloat16, float32 or float64, headdim
+            1 to 256, any strides; as for flash_attn_func.
+        k: (total_k, nheads_k, headdim), like q; nheads_k divides nheads.
+        v: (total_k, nheads_k, headdim_v), like k; headdim_v 1 to 256.
+        cu_seqlens_q: (batch + 1) int32, on q's device: 0, then where each sequence
+            ends; never decreasing, at most total_q.
+        cu_seqlens_k: (batch + 1), the same for k and v, at most total_k.
+        max_seqlen_q, max_seqlen_k: whole numbers, for flash_attn's sake; nothing
+            depends on them.
+        dropout_p, softmax_scale, softcap, deterministic: as for flash_attn_func.
+        causal: keep key j for query i of a sequence only if j <= i + its keys - its
+            queries.
+        window_size: (left, right) around that key, both included; -1 is no limit.
+        alibi_slopes: (nheads,), float32 (or float64 for float64), the same for all
+            sequences. (batch, nheads) is refused for more than one sequence.
+        return_attn_probs: also return the row normalisers.
+
+    Returns:
+        out: (total_q, nheads, headdim_v), dtype of q. Zero in rows that see no key,
+        also behind the last offset; their gradients are zero. With return_attn_probs
+        the triple (out, lse, None); lse is (nheads, total_q), as for flash_attn_func.
+
+    Raises:
+        FlashAttnError: an argument is not supported or does not fit; the message
+            names it, what was expected and what was given. Or the launch failed, in
+            the backward too.
+
+    Notes:
+        The values of the offsets are looked at once for each tensor and each change
+        that torch knows of; on a GPU that waits. Inside of a CUDA graph's capture and
+        of torch.compile they are not: there, offsets out of range are clamped.
+
+    Source: FlashAttention-2 (arXiv 2307.08691).
+    """
+    check_package()
+    check_flags(
+        causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs
+    )
+    needs_grad = check_kinds(q=q, k=k, v=v)
+    check_forms(q, k, v, PACKED)
+    _check_offsets("cu_seqlens_q", cu_seqlens_q, q, "q")
+    _check_offsets("cu_seqlens_k", cu_seqlens_k, k, "k")
+    if cu_seqlens_q.size(0) != cu_seqlens_k.size(0):
+        expected = f"shape ({cu_seqlens_q.size(0)},) (as cu_seqlens_q)"
+        raise refuse("cu_seqlens_k", expected, tuple(cu_seqlens_k.shape))
+    expected = "a whole number, at least 0"
+    count("max_seqlen_q", expected, max_seqlen_q, 0)
+    count("max_seqlen_k", expected, max_seqlen_k, 0)
+    q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))
+    check_sizes(q, k, v, needs_grad)
+    check_transforms(needs_grad, q=q, k=k, v=v)
+    window = window_of("window_size", window_size)
+    slopes = None
+    if alibi_slopes is not None:
+        slopes = _slopes_of(alibi_slopes, q, cu_seqlens_q.size(0) - 1)
+    scale = scale_of("softmax_scale", softmax_scale, q.size(3))
+    cap = 0.0 if softcap is None else softcap_of(softcap)
+    probability = dropout_of(dropout_p)
+    check_device(q)
+    offsets = (cu_seqlens_q, cu_seqlens_k)
+    span_q, span_k = spans(*offsets, q.size(2), k.size(2), bool(causal), window)
+    features = Features(
+        alibi=slopes,
+        span_q=span_q,
+        span_k=span_k,
+        scale=scale,
+        softcap=cap,
+        dropout_p=probability,
+    )
+    out, lse = attend(q, k, v, features, needs_grad, bool(return_attn_probs))
+    out = out[0].transpose(0, 1)
+    return out if lse is None else (out, lse[0], None)
