@@ -1,0 +1,338 @@
+"""Forward and backward with features together, executed as machine code.
+
+Every pair of choices (helpers/combinations.py, with FA_TEST=full every triple), every
+kernel with features, and what single gradients promise: sums over broadcast dimensions,
+nothing from what is not seen, the same bits again. The measure is that of
+helpers/features.py.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+import itertools
+import math
+
+import pytest
+import torch
+from helpers import BOTTOM_RIGHT, TOP_LEFT, needs_simulator
+from helpers.combinations import (
+    DIMENSIONS,
+    KINDS,
+    allowed,
+    build,
+    covering,
+    name_of,
+)
+from helpers.exact import error
+from helpers.features import (
+    GRADIENTS,
+    WANT_DBIAS,
+    WANT_DK,
+    WANT_DQ,
+    WANT_DSINK,
+    WANT_DV,
+    Results,
+    all_wanted,
+    backward,
+    block_lists,
+    exact,
+    forward,
+    lse_dtype,
+    lse_error,
+    math_path,
+    problem,
+    ratios,
+    run,
+    seed_of,
+    seen_by,
+    spans,
+)
+from helpers.kernels import DEVICE, FULL, HALVES
+
+if DEVICE == "cpu":
+    pytestmark = needs_simulator
+
+ROWS = covering(DIMENSIONS, allowed, strength=3 if FULL else 2, seed=7)
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def make(kind, rows, keys, dim=40, **how):
+    dtype, strict = KINDS[kind]
+    return problem(dtype, rows, keys, dim, strict=strict, **how)
+
+
+def drawn(*sizes, seed=5):
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def chance(*sizes, seed=6):
+    return torch.rand(sizes, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def check(p):
+    """Runs forward and backward and holds everything against the contract."""
+    results, reference = run(p), exact(p)
+    found = ratios(p, results, reference=reference)
+    assert max(found.values()) <= 1, found
+    assert lse_error(p, results.lse, reference) <= 1
+    blind = ~seen_by(p).any(-1).to(DEVICE)
+    assert not results.out[blind].any() and not results.dq[blind].any()
+    return results
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_every_pair_of_features_is_accurate(row):
+    check(build(row))
+
+
+def everything(p):
+    """All features in one call."""
+    batch, heads, rows, keys = p.scores
+    dtype, wide = p.q.dtype, lse_dtype(p.q.dtype)
+    return p.but(
+        **dict(bias=drawn(batch, heads, rows, keys).to(dtype), softcap=4.0),
+        **dict(mask=chance(1, 1, rows, keys) < 0.8, alibi=chance(heads).to(wide)),
+        **dict(sink=drawn(heads).to(wide), dropout_p=0.2, seed=seed_of(3, 1)),
+        **dict(causal=BOTTOM_RIGHT, window_left=keys // 2, sink_keys=2),
+        **block_lists(torch.ones(1, 1, -(-rows // 128), -(-keys // 128)) > 0),
+        **dict(block_q=128, block_k=128),
+    )
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@every_kind
+def test_every_kernel_with_features_is_accurate(kind, dim):
+    rows, keys = (70, 130) if dim < 256 else (20, 70)
+    check(everything(make(kind, rows, keys, dim, dlse=True)))
+
+
+@pytest.mark.parametrize("dim, dim_v", [(1, 1), (2, 9), (9, 2), (65, 3), (8, 130)])
+@every_kind
+def test_any_head_dims_with_features(kind, dim, dim_v):
+    check(everything(make(kind, 20, 70, dim, dim_v=dim_v, heads=2)))
+
+
+# --------------------------------------------------------------------------- bias
+
+
+@pytest.mark.parametrize("sizes", itertools.product((0, 1), repeat=4), ids=str)
+def test_the_gradient_of_a_bias_is_summed_over_what_it_is_broadcast_over(sizes):
+    whole = 2, 3, 70, 130
+    own = tuple(n if full else 1 for n, full in zip(whole, sizes))
+    kind = list(KINDS)[sum(b << at for at, b in enumerate(sizes)) % len(KINDS)]
+    p = make(kind, 70, 130, 16, heads=3, heads_k=1, batch=2, dlse=True)
+    p = p.but(bias=drawn(*own).to(p.q.dtype), causal=TOP_LEFT)
+    results = check(p)
+    assert results.dbias.shape == own and results.dbias.dtype is p.q.dtype
+    assert results.dbias.is_contiguous()
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_the_gradient_of_a_float32_bias_is_float32(kind):
+    p = make(kind, 70, 130, heads=2)
+    p = p.but(bias=drawn(1, 2, 70, 130))
+    grad = check(p).dbias
+    assert grad.dtype is torch.float32
+    assert not torch.equal(grad, grad.to(p.q.dtype).float())
+    # Observed: see ratios; float32 arithmetic on what a 16-bit forward saved.
+    assert error(grad, exact(p).dbias) < 4e-4
+
+
+@every_kind
+def test_the_gradient_of_a_bias_that_is_the_same_for_all_keys_vanishes(kind):
+    p = make(kind, 70, 130, heads=2)
+    bias = drawn(1, 1, 70, 1).to(p.q.dtype)
+    check(p.but(bias=bias))
+
+
+@every_kind
+def test_biases_that_hide_get_no_gradient(kind):
+    p = make(kind, 40, 130, heads=2)
+    bias = drawn(1, 2, 40, 130).to(p.q.dtype)
+    hidden = chance(1, 2, 40, 130) < 0.3
+    hidden[:, :, 5] = True
+    p = p.but(bias=bias.masked_fill(hidden, -math.inf), causal=TOP_LEFT)
+    grad = check(p).dbias
+    assert not grad[hidden].any() and not grad[..., 40:].any()
+
+
+# --------------------------------------------------------------------------- sinks
+
+
+@every_kind
+def test_the_gradient_of_a_sink_is_there_for_each_query(kind):
+    p = make(kind, 70, 130, heads=3, batch=2, dlse=True)
+    p = p.but(sink=drawn(3).to(lse_dtype(p.q.dtype)), causal=TOP_LEFT, window_left=20)
+    p = p.but(sink_keys=1)
+    results = check(p)
+    assert results.dsink.shape == (2, 3, 70)
+    assert results.dsink.dtype is lse_dtype(p.q.dtype)
+    want = exact(p).dsink.sum((0, 2))
+    close = {torch.float32: 1e-5, torch.float64: 1e-13}.get(p.q.dtype, 1e-3)
+    assert error(results.dsink.double().sum((0, 2)), want) <= close
+
+
+@every_kind
+def test_the_lse_of_a_row_without_keys_gives_its_gradient_to_the_sink(kind):
+    p = make(kind, 40, 70, heads=2, dlse=True)
+    mask = torch.ones(1, 1, 40, 1, dtype=torch.bool, device=DEVICE)
+    mask[:, :, ::2] = False
+    sink = drawn(2).to(lse_dtype(p.q.dtype))
+    results = check(p.but(sink=sink, mask=mask))
+    off = (results.dsink[:, :, ::2] - p.dlse[:, :, ::2]).abs().max()
+    assert off <= 1e-6
+
+
+# ------------------------------------------------------------- the gradient of the LSE
+
+
+@pytest.mark.parametrize("feature", ["softcap", "bias", "dropout", "sink", "window"])
+@every_kind
+def test_gradient_of_the_log_sum_exp_alone(kind, feature):
+    p = make(kind, 40, 130, heads=2, heads_k=1, dlse=True)
+    given = {
+        "softcap": dict(softcap=2.0),
+        "bias": dict(bias=drawn(1, 2, 40, 130).to(p.q.dtype)),
+        "dropout": dict(dropout_p=0.5, seed=seed_of(3)),
+        "sink": dict(sink=drawn(2).to(lse_dtype(p.q.dtype))),
+        "window": dict(causal=BOTTOM_RIGHT, window_left=30),
+    }[feature]
+    results = check(p.but(**given, dout=torch.zeros_like(p.dout)))
+    assert not results.dv.any()
+
+
+def test_any_strides_of_the_gradient_of_the_log_sum_exp():
+    p = make("f32", 40, 70, heads=2, softcap=3.0)
+    for view in (
+        drawn(1, 2, 40, 3)[..., 1],
+        drawn(1, 2, 1).expand(1, 2, 40),
+        drawn(1, 40, 2).mT,
+    ):
+        check(p.but(dlse=view))
+
+
+# ------------------------------------------------------------- what is not seen
+
+
+@every_kind
+def test_rows_and_keys_that_nobody_sees_get_zero(kind):
+    p = make(kind, 140, 150, heads=2, dlse=True)
+    mask = torch.ones(1, 1, 140, 150, dtype=torch.bool, device=DEVICE)
+    mask[:, :, ::3] = False
+    mask[:, :, :, 40:60] = False
+    mask[:, :, 70:, :64] = False  # a first tile that is not seen
+    results = check(p.but(mask=mask, bias=drawn(1, 2, 140, 150).to(p.q.dtype)))
+    assert not results.dk[:, :, 40:60].any() and not results.dv[:, :, 40:60].any()
+    assert not results.dq[:, :, ::3].any()
+    assert not results.dbias[~mask.expand_as(results.dbias)].any()
+
+
+@pytest.mark.parametrize("way", ["mask", "bias", "window", "spans", "blocks"])
+@every_kind
+def test_a_key_that_a_row_cannot_see_does_not_reach_its_gradients(kind, way):
+    p = make(kind, 140, 270)
+    hides = torch.ones(140, 270, dtype=torch.bool, device=DEVICE)
+    hides[20:, 201] = False
+    bias = torch.zeros(140, 270, device=DEVICE).masked_fill(~hides, -math.inf)
+    ways = {
+        "mask": dict(mask=hides[None, None]),
+        "bias": dict(bias=bias[None, None].to(p.q.dtype)),
+        "window": dict(causal=TOP_LEFT, window_left=30),
+        "spans": spans((100, 40), (200, 70)),
+        "blocks": dict(
+            block_lists(torch.tensor([[1, 0, 1], [0, 1, 0]])[None, None] > 0),
+            **dict(block_q=128, block_k=128),
+        ),
+    }
+    p = p.but(**ways[way])
+    at = {"window": 130}.get(way, 201)
+    sees = seen_by(p)[0, 0, :, at].to(DEVICE)
+    # The same in both: the scale of fp16's dS follows from norms.
+    want = run(p)
+    k, v = p.k.clone(), p.v.clone()
+    k[:, :, at], v[:, :, at] = math.nan, math.inf
+    got = run(p.but(k=k, v=v))
+    names = ("dq", "dbias") if way == "bias" else ("dq",)
+    for name in names:
+        one, other = (getattr(r, name)[0, 0] for r in (got, want))
+        if p.q.dtype in HALVES:
+            torch.testing.assert_close(
+                *(x[~sees].float() for x in (one, other)), rtol=1e-2, atol=1e-3
+            )
+        else:
+            assert torch.equal(one[~sees], other[~sees])
+    assert not torch.isfinite(got.dq[0, 0][sees]).any()
+
+
+@pytest.mark.parametrize("way", ["mask", "blocks", "spans"])
+@every_kind
+def test_a_query_that_does_not_see_a_key_does_not_reach_its_gradients(kind, way):
+    p = make(kind, 140, 150)
+    hides = torch.ones(140, 150, dtype=torch.bool, device=DEVICE)
+    hides[130, :128] = False
+    ways = {
+        "mask": dict(mask=hides[None, None]),
+        "spans": spans((128, 12), (128, 22)),
+        "blocks": dict(
+            block_lists(torch.eye(2)[None, None] > 0), **dict(block_q=128, block_k=128)
+        ),
+    }
+    p = p.but(**ways[way])
+    want = run(p)
+    q, dout = p.q.clone(), p.dout.clone()
+    q[:, :, 130] = math.nan
+    got = run(p.but(q=q, dout=dout))
+    unseen = ~seen_by(p)[0, 0, 130].to(DEVICE)
+    assert unseen.any() and not unseen.all()
+    for name in ("dk", "dv"):
+        one, other = (getattr(r, name)[0, 0][unseen] for r in (got, want))
+        if p.q.dtype in HALVES:
+            torch.testing.assert_close(one.float(), other.float(), rtol=1e-2, atol=1e-3)
+        else:
+            assert torch.equal(one, other)
+        assert not torch.isfinite(getattr(got, name)[0, 0][~unseen]).any()
+
+
+# --------------------------------------------------------------------- what is computed
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16", "f32", "f64"])
+def test_what_is_not_wanted_is_not_computed_and_the_rest_has_the_same_bits(kind):
+    p = everything(make(kind, 40, 70, 16, heads=2, heads_k=1, dlse=True))
+    saved, every = forward(p), run(p)
+    one_by_one = [WANT_DQ, WANT_DK, WANT_DV, WANT_DBIAS, WANT_DSINK]
+    pairs = [a | b for a, b in itertools.combinations(one_by_one, 2)]
+    for wanted in one_by_one + (pairs if FULL else pairs[::3]):
+        some = backward(p, saved, wanted)  # also looks at the kernels' names
+        for name, one in zip(GRADIENTS, some):
+            assert one is None or torch.equal(one, getattr(every, name)), name
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16", "bf16_exact"])
+def test_float32_gradients_are_the_halves_before_rounding(kind):
+    p = everything(make(kind, 40, 70, 16, heads=2, heads_k=1))
+    saved = forward(p)
+    wide = backward(p, saved, fp32=True)
+    for name, one, other in zip(GRADIENTS, wide, backward(p, saved)):
+        if name == "dbias":  # has the type of bias
+            assert torch.equal(one, other)
+            continue
+        assert one.dtype is torch.float32
+        assert torch.equal(one.to(other.dtype), other)
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16", "f32"])
+def test_a_peaked_softmax_with_features_keeps_its_gradients(kind):
+    p = make(kind, 70, 130, heads=2, causal=TOP_LEFT)
+    p = p.but(q=p.q * 30, sink=drawn(2), bias=drawn(1, 2, 1, 130).to(p.q.dtype))
+    check(p)
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_a_backward_without_out_lo_uses_the_rounded_output(kind):
+    p = make(kind, 70, 130, heads=2, causal=TOP_LEFT, softcap=20.0)
+    p = p.but(bias=drawn(1, 2, 1, 130).to(p.q.dtype), sink=drawn(2))
+    saved = forward(p)
+    without = saved._replace(out_lo=torch.empty(0, device=DEVICE))
+    grads = backward(p, without, all_wanted(p) & ~WANT_DSINK & ~WANT_DBIAS)
+    found = ratios(p, Results(saved.out, saved.lse, *grads), yardstick=math_path(p))
+    assert max(found.values()) <= 1, found
