@@ -269,6 +269,15 @@ static void set_numbers(fa_args *args, const fa_problem *p)
     }
 }
 
+/* Of the scores: those of q.k, unless what is added to them would become too
+ * large in those. */
+static void set_units(fa_args *args, double scale)
+{
+    const double log2_e = 1.4426950408889634;
+    args->in_log2 = fabs(scale) * log2_e < 0x1p-10;
+    args->per_unit = args->in_log2 != 0 ? log2_e : 1.0 / fabs(scale);
+}
+
 /* -- passes ---------------------------------------------------------------- */
 
 static void fill_forward(fa_call *call, const fa_problem *p)
@@ -360,13 +369,15 @@ void fa_call_fill(const fa_problem *p, const fa_gradients *g,
         .only_unfit = step->only_unfit,
     };
     set_numbers(&call->args, p);
+    if (plan->features != 0) {
+        set_units(&call->args, p->scale);
+    }
     switch (step->variant->pass) {
     case FA_FORWARD:
         fill_forward(call, p);
         break;
     case FA_PREPARE:
         fill_prepare(call, p, g, step, rows);
-        call->args.level = plan->features == 0 ? FA_PLAIN : FA_FULL;
         arrays = step->prepare;
         scales = true;
         access = FA_WRITE;

@@ -72,9 +72,10 @@ enum {
 };
 
 /* Numbers of a query: its weight for a score s is
- * P = 2^((s - shift) * c + bias), and dS = P * (dP - delta).  FA_PLAIN: s is
- * q.k and c = |scale| * log2(e); FA_FULL: s is the score that softmax sees times
- * log2(e), and c = 1. */
+ * P = 2^((s - shift) * c + bias), and dS = P * (dP - delta), where s is the score
+ * that softmax sees in units of q.k, and c = |scale| * log2(e).  With
+ * fa_args.in_log2, where such units would be too large, s is times log2(e) and
+ * c = 1. */
 enum {
     FA_SHIFT,
     FA_BIAS,
@@ -162,6 +163,8 @@ typedef struct fa_args {
                                       * brings a bf16 row into fp16's range */
     fa_block *block_of[FA_PREPARED]; /* (B, heads, ceil(rows / 64)) */
     double scale;                    /* softmax scale, any sign */
+    double per_unit;                 /* what 1 is in those units: 1 / |scale|, or
+                                      * log2(e) */
     double softcap;                  /* scores become c tanh(s / c); 0: none */
     double softcap_inverse;          /* 2 / softcap */
     double keep_scale;               /* 65536 / keep; 1 without dropout */
@@ -185,7 +188,7 @@ typedef struct fa_args {
     int32_t stored_bias;    /* fa_dtype of bias and dbias: that of q, or float */
     uint32_t keep;          /* dropout: a weight is kept with keep / 65536 */
     int32_t keep_log2;      /* 2^this is at least keep_scale */
-    uint32_t level;         /* FA_PREPARE: of the other passes */
+    uint32_t in_log2;       /* 1: scores are in base 2, see FA_SHIFT */
     int32_t stored;      /* fa_dtype of q k v out out_lo dout */
     int32_t stored_grad; /* fa_dtype of dq dk dv */
     uint32_t wide;       /* FA_SET_*: every 16-byte granule of the tensor's rows
@@ -205,11 +208,11 @@ static_assert(sizeof(fa_block) == 8, "fa_block is part of the kernel ABI");
 static_assert(sizeof(fa_span_of_row) == 16, "part of the kernel ABI");
 static_assert(sizeof(fa_span_of_key) == 8, "part of the kernel ABI");
 static_assert(sizeof(fa_blocks) == 40, "fa_blocks is part of the kernel ABI");
-static_assert(sizeof(fa_args) == 824, "fa_args is part of the kernel ABI");
+static_assert(sizeof(fa_args) == 832, "fa_args is part of the kernel ABI");
 static_assert(offsetof(fa_args, lse) == 608, "fa_args layout");
 static_assert(offsetof(fa_args, scale_of) == 632, "fa_args layout");
 static_assert(offsetof(fa_args, scale) == 696, "fa_args layout");
-static_assert(offsetof(fa_args, only_unfit) == 820, "fa_args layout");
+static_assert(offsetof(fa_args, only_unfit) == 828, "fa_args layout");
 #endif
 
 #endif

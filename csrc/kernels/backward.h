@@ -167,7 +167,8 @@ fa_add_features(const fa_walk<KIND, DIM, OWN, PASS> *walk,
                 uint32_t kept, uint32_t tid)
 {
     typedef FA_NUMBER(KIND) number;
-    number factor[OWN];
+    number unit[OWN];
+    number per_unit[OWN];
 
     if (a->seed != nullptr) {
         fa_drop<OWN>(dp, kept);
@@ -182,10 +183,11 @@ fa_add_features(const fa_walk<KIND, DIM, OWN, PASS> *walk,
     fa_take<KIND, OWN, PASS>(dp, FA_DELTA, &walk->own, area, tid);
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        factor[i] = walk->scale_log2;
+        unit[i] = walk->scale_log2;
+        per_unit[i] = (number)a->per_unit;
     }
-    fa_make_scores<KIND, OWN, PASS>(s, dp, factor, a, place, first, walked,
-                                    tid);
+    fa_make_scores<KIND, OWN, PASS>(s, dp, unit, per_unit, a, place, first,
+                                    walked, tid);
     a = fa_again(a);
     tid = fa_opaque(tid);
     if (masked) {
@@ -237,9 +239,8 @@ fa_weigh(fa_walk<KIND, DIM, OWN, PASS> *walk, FA_NUMBER(KIND) s[OWN][FA_WALKED],
         a = fa_again(a);
         tid = fa_opaque(tid);
     }
-    fa_exponentials<KIND, OWN, PASS>(
-        s, &walk->own, area, LEVEL == FA_FULL ? (FA_NUMBER(KIND))1 : walk->scale_log2,
-        tid);
+    fa_exponentials<KIND, OWN, PASS>(s, &walk->own, area, walk->scale_log2,
+                                     tid);
     if (LEVEL == FA_PLAIN && masked) {
         a = fa_again(a);
         fa_hide<KIND, OWN, LEVEL, PASS, true>(s, dp, 0, a, first, walked, tid);
@@ -355,7 +356,7 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
     }
     walk.with_first = !KV || a->dk.data != nullptr;
     walk.with_second = KV && a->dv.data != nullptr;
-    walk.scale_log2 = fa_scale_log2<KIND>(a);
+    walk.scale_log2 = fa_unit<KIND, LEVEL>(a);
     walk.lift = 1.0f;
     walk.x_scale = 1.0f;
     walk.y_scale = 1.0f;

@@ -64,7 +64,7 @@ fa_add_tile(FA_NUMBER(KIND) sum[OWN][FA_WALKED], fa_args_in a, fa_lds lds,
     uint32_t kept = 0;
 
     walk.own = *own;
-    walk.scale_log2 = fa_scale_log2<KIND>(a);
+    walk.scale_log2 = fa_unit<KIND, FA_FULL>(a);
     fa_barrier(); /* what was in LDS is read */
     fa_set_next(&next, FA_ROWS_OF, &x, &tile_a);
     fa_fetch_next<L>(&staged, a, &next, tid);
@@ -87,7 +87,7 @@ fa_add_tile(FA_NUMBER(KIND) sum[OWN][FA_WALKED], fa_args_in a, fa_lds lds,
     bool masked = !fa_all_seen<FA_FULL, PASS>(a, first, L::ROWS, walked);
     fa_add_features(&walk, s, dp, a, lds, place, first, walked, masked, kept,
                     tid);
-    fa_exponentials<KIND, OWN, PASS>(s, own, lds, (number)1, tid);
+    fa_exponentials<KIND, OWN, PASS>(s, own, lds, walk.scale_log2, tid);
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
 #pragma unroll

@@ -72,26 +72,26 @@ template <int KIND, int DIM, int OWN> struct fa_rows {
 /* A sink is a key that came first: its score, and its weight in one lane's part
  * of each sum. */
 template <int KIND, int DIM, int OWN, int LEVEL>
-static FA_DEVICE void fa_start_rows(fa_rows<KIND, DIM, OWN> *rows, fa_args_in a,
-                                    uint32_t place, uint32_t tid)
+static FA_DEVICE void fa_start_rows(fa_rows<KIND, DIM, OWN> *rows,
+                                    const FA_NUMBER(KIND) per_unit[OWN],
+                                    fa_args_in a, uint32_t place, uint32_t tid)
 {
     typedef FA_NUMBER(KIND) number;
-    number most = FA_NO_MAX;
-    number sum = 0;
+    bool with_sink = LEVEL == FA_FULL && a->sink != nullptr;
+    bool mine = (tid & (FA_IS_HALF(KIND) ? 3 : 7)) == 0; /* see fa_sums_of */
+    number sink = with_sink ? ((const FA_GLOBAL number *)
+                                   a->sink)[fa_uniform(place) & 0xffff]
+                            : (number)0;
 
-    if (LEVEL == FA_FULL && a->sink != nullptr) {
-        const number log2_e = (number)1.4426950408889634;
-        bool mine = (tid & (FA_IS_HALF(KIND) ? 3 : 7)) == 0; /* see fa_sums_of */
-        number sink = ((const FA_GLOBAL number *)
-                           a->sink)[fa_uniform(place) & 0xffff] *
-                      log2_e;
-        most = sink > (number)FA_NONE || sink != sink ? sink : most;
-        sum = mine && most != (number)FA_NO_MAX
-                  ? (number)(FA_IS_HALF(KIND) ? FA_P_SCALE : 1.0f)
-                  : (number)0;
-    }
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
+        number score = sink * per_unit[i];
+        /* Not for -inf, but for NaN. */
+        bool counts = with_sink && !(score <= (number)FA_NONE);
+        number most = counts ? score : (number)FA_NO_MAX;
+        number sum = counts && mine
+                         ? (number)(FA_IS_HALF(KIND) ? FA_P_SCALE : 1.0f)
+                         : (number)0;
         rows->most[i] = most;
         rows->sum[i] = sum;
 #pragma unroll
@@ -404,29 +404,23 @@ template <int KIND, int DIM, int OWN, int LEVEL>
 static FA_DEVICE void
 fa_take_scores(fa_rows<KIND, DIM, OWN> *rows, FA_NUMBER(KIND) s[OWN][FA_WALKED],
                fa_weights<KIND> p[OWN], const FA_NUMBER(KIND) scale_log2[OWN],
-               fa_args_in a, uint32_t place, int first, int wave_first, int key,
-               uint32_t tid)
+               const FA_NUMBER(KIND) per_unit[OWN], fa_args_in a,
+               uint32_t place, int first, int wave_first, int key, uint32_t tid)
 {
-    typedef FA_NUMBER(KIND) number;
     enum { WAVE_ROWS = fa_shape<KIND, DIM, OWN>::WAVE_ROWS };
 
     a = fa_again(a);
     if constexpr (LEVEL == FA_FULL) {
-        fa_make_scores<KIND, OWN, FA_FORWARD>(s, s, scale_log2, a, place, first,
-                                              key, tid);
+        fa_make_scores<KIND, OWN, FA_FORWARD>(s, s, scale_log2, per_unit, a,
+                                              place, first, key, tid);
         a = fa_again(a);
     }
     if (!fa_all_seen<LEVEL, FA_FORWARD>(a, wave_first, WAVE_ROWS, key)) {
         fa_hide<KIND, OWN, LEVEL, FA_FORWARD, false>(
-            s, s, (number)-FA_INFINITY, a, first, key, tid);
+            s, s, (FA_NUMBER(KIND))-FA_INFINITY, a, first, key, tid);
     }
+    fa_softmax(rows, s, p, scale_log2, tid);
     if constexpr (LEVEL == FA_FULL) {
-        number one[OWN];
-#pragma unroll
-        for (int i = 0; i < OWN; i++) {
-            one[i] = 1;
-        }
-        fa_softmax(rows, s, p, one, tid);
         a = fa_again(a);
         if (a->seed != nullptr) {
 #pragma unroll
@@ -437,8 +431,6 @@ fa_take_scores(fa_rows<KIND, DIM, OWN> *rows, FA_NUMBER(KIND) s[OWN][FA_WALKED],
                 fa_keep_order(); /* or all calls are made at once */
             }
         }
-    } else {
-        fa_softmax(rows, s, p, scale_log2, tid);
     }
 }
 
@@ -464,6 +456,7 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
     fa_fit fit;
     float v_scale = 1.0f;
     number scale_log2[OWN];
+    number per_unit[OWN];
 
     if (fa_left_to_other<KIND, FA_FORWARD>(a, first, place, &fit,
                                            lds + L::AREA_AT, tid)) {
@@ -474,18 +467,19 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
     }
     /* 0 * -inf is NaN, and scale may be 0. */
     number uniform =
-        fa_scalar(fa_max(fa_scale_log2<KIND>(a), (number)0x1p-126));
+        fa_scalar(fa_max(fa_unit<KIND, LEVEL>(a), (number)0x1p-126));
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
         int row = first + fa_own_row(OWN, tid, i);
         scale_log2[i] = uniform;
+        per_unit[i] = LEVEL == FA_FULL ? (number)a->per_unit : (number)0;
         if constexpr (KIND == FA_BF16) {
-            scale_log2[i] =
-                fa_max(uniform * fa_undo_scale<KIND>(a, FA_Q_AT, place, row),
-                       0x1p-126f);
+            float undo = fa_undo_scale<KIND>(a, FA_Q_AT, place, row);
+            scale_log2[i] = fa_max(uniform * undo, 0x1p-126f);
+            per_unit[i] *= fa_inverse_power(undo);
         }
     }
-    fa_start_rows<KIND, DIM, OWN, LEVEL>(&rows, a, place, tid);
+    fa_start_rows<KIND, DIM, OWN, LEVEL>(&rows, per_unit, a, place, tid);
     int t = fa_start_tour<LEVEL, FA_FORWARD>(a, &tour, place, first, ROWS);
     if (t < tour.range.end) {
         fa_tile q = fa_tile_of(FA_Q_AT, place, first, fa_flip<KIND>(a));
@@ -522,9 +516,9 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
             if (KIND == FA_BF16) {
                 fa_undo_keys<KIND, OWN>(s, lds + L::AREA_AT, tid);
             }
-            fa_take_scores<KIND, DIM, OWN, LEVEL>(&rows, s, p, scale_log2, a,
-                                                  place, first, wave_first, key,
-                                                  tid);
+            fa_take_scores<KIND, DIM, OWN, LEVEL>(&rows, s, p, scale_log2,
+                                                  per_unit, a, place, first,
+                                                  wave_first, key, tid);
         }
         a = fa_again(a);
         bool clear = fa_may_hide<LEVEL>(a) ||
@@ -540,12 +534,6 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
     if (fa_any_wave(special, lds + L::AREA_AT, tid)) {
         fa_matrix v = fa_matrix_at<KIND>(a, FA_V_AT, key_place);
         fa_add_specials<KIND, DIM, OWN, LEVEL>(&rows, a, place, &v, first, tid);
-    }
-    if (LEVEL == FA_FULL) {
-#pragma unroll
-        for (int i = 0; i < OWN; i++) {
-            scale_log2[i] = 1;
-        }
     }
     fa_store_rows<KIND, DIM, OWN, L::END, LEVEL>(fa_again(a), &rows, first,
                                                  place, scale_log2, v_scale, lds,

@@ -149,7 +149,7 @@ static FA_DEVICE void fa_take(FA_NUMBER(KIND) x[OWN][FA_WALKED], int which,
     }
 }
 
-/* S becomes P.  scale_log2: see FA_SHIFT, 1 with FA_FULL. */
+/* S becomes P.  scale_log2: see fa_unit. */
 template <int KIND, int OWN, int PASS>
 static FA_DEVICE void fa_exponentials(FA_NUMBER(KIND) s[OWN][FA_WALKED],
                                       const fa_own_numbers<KIND, OWN> *own,

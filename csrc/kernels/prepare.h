@@ -214,10 +214,7 @@ static FA_DEVICE void fa_set_weight(FA_GLOBAL Number *to, fa_args_in a,
         IS_DOUBLE ? (Number)1.4426950408889634 : (Number)1.44269502e+0f;
     const Number log2_e_low =
         IS_DOUBLE ? (Number)2.0355273740931033e-17 : (Number)1.92596299e-8f;
-    Number scale_log2 =
-        a->level == FA_FULL
-            ? (Number)1
-            : (Number)fa_scale_log2<IS_DOUBLE ? FA_F64 : FA_F32>(a);
+    Number scale_log2 = fa_unit<IS_DOUBLE ? FA_F64 : FA_F32, FA_FULL>(a);
     Number lse = ((const FA_GLOBAL Number *)a->lse)[at];
     bool has_low = !IS_DOUBLE && a->lse_lo != nullptr;
     Number low =
@@ -266,11 +263,12 @@ static FA_DEVICE void fa_set_row(fa_args_in a, int64_t at, int head,
     to[FA_DELTA] = delta - dlse;
     fa_set_weight<Number>(to, a, at);
     if (a->sink != nullptr) {
-        Number score = ((const FA_GLOBAL Number *)a->sink)[head] *
-                       (Number)1.4426950408889634;
+        Number score =
+            ((const FA_GLOBAL Number *)a->sink)[head] * (Number)a->per_unit;
         Number weight = score == -FA_INFINITY
                             ? (Number)0
-                            : fa_weight<KIND>(score - to[FA_SHIFT], (Number)1,
+                            : fa_weight<KIND>(score - to[FA_SHIFT],
+                                              fa_unit<KIND, FA_FULL>(a),
                                               to[FA_BIAS]);
         Number dsink = weight * (dlse - delta);
         sum -= dsink;

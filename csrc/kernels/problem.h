@@ -143,6 +143,14 @@ template <int KIND> static FA_DEVICE FA_NUMBER(KIND) fa_scale_log2(fa_args_in a)
                           : (double)a->scale_log2;
 }
 
+/* What a score is multiplied by to be in base 2, see FA_SHIFT. */
+template <int KIND, int LEVEL>
+static FA_DEVICE FA_NUMBER(KIND) fa_unit(fa_args_in a)
+{
+    return LEVEL == FA_FULL && a->in_log2 != 0 ? (FA_NUMBER(KIND))1
+                                               : fa_scale_log2<KIND>(a);
+}
+
 /* Sign bits of Q that a negative scale flips. */
 template <int KIND> static FA_DEVICE uint32_t fa_flip(fa_args_in a)
 {

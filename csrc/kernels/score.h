@@ -7,7 +7,7 @@
  *   x += bias
  *   x = -inf                where the mask is 0
  *
- * all times log2(e).  What the mask hides cannot reach a row, NaN or not; a bias
+ * all in the units of FA_SHIFT.  What the mask hides cannot reach a row, NaN or not; a bias
  * of -inf is added, as PyTorch does, so that a NaN score stays one.  Bias and mask are read element by element, each lane what
  * it needs, at 32-bit offsets from the corner of a tile; rows and keys past the
  * end read the last one.
@@ -19,7 +19,8 @@
 #include "philox.h"
 #include "problem.h"
 
-/* No bias takes more from a score than this, in base 2, unless it is -inf:
+/* No bias takes more from a score than this, in natural logarithm, unless it is
+ * -inf:
  * where keys of a row are all "masked" by a huge number their weights are
  * equal, and LSE is still a number that fp32 and its residue can hold. */
 #define FA_LOWEST_BIAS (-0x1p30f)
@@ -96,17 +97,16 @@ static FA_DEVICE int fa_own_key(fa_args_in a, int query)
 
 template <int KIND, int OWN, int PASS>
 static FA_DEVICE void fa_add_alibi(FA_NUMBER(KIND) s[OWN][FA_WALKED],
+                                   const FA_NUMBER(KIND) per_unit[OWN],
                                    fa_args_in a, uint32_t place, int first,
                                    int walked, uint32_t tid)
 {
     typedef FA_NUMBER(KIND) number;
     enum { KV = PASS == FA_BACKWARD_KV };
-    const number log2_e = (number)1.4426950408889634;
     uint32_t at = fa_uniform(place);
     number slope =
         ((const FA_GLOBAL number *)
              a->alibi)[(int64_t)(at >> 16) * a->alibi_batch + (at & 0xffff)];
-    number less = fa_scalar(-slope * log2_e);
     number walks[FA_WALKED];
 
 #pragma unroll
@@ -119,6 +119,7 @@ static FA_DEVICE void fa_add_alibi(FA_NUMBER(KIND) s[OWN][FA_WALKED],
     for (int i = 0; i < OWN; i++) {
         int row = first + fa_own_row(OWN, tid, i);
         number own = (number)((KV ? row : fa_own_key(a, row)) - walked);
+        number less = -slope * per_unit[i];
 #pragma unroll
         for (int j = 0; j < FA_WALKED; j++) {
             s[i][j] = fa_fma(fa_abs(own - walks[j]), less, s[i][j]);
@@ -160,109 +161,150 @@ static FA_DEVICE fa_plane fa_plane_of(fa_args_in a, int view, int bytes,
     return x;
 }
 
-/* Where owned row i lies, and walked row j, in bytes. */
-template <int OWN>
-static FA_DEVICE uint32_t fa_own_offset(const fa_plane *x, int i, uint32_t tid)
+/* row * stride; strides are below 2^24 and the product fits. */
+static FA_DEVICE uint32_t fa_offset(int row, int last, uint32_t stride)
 {
-    return (uint32_t)fa_min_int(fa_own_row(OWN, tid, i), x->last_own) * x->own;
+    return ((uint32_t)fa_min_int(row, last) & 0xff) * (stride & 0xffffff);
 }
 
-static FA_DEVICE uint32_t fa_walked_offset(const fa_plane *x, int j,
-                                           uint32_t tid)
-{
-    return (uint32_t)fa_min_int((int)(tid & 7) + 8 * j, x->last_walked) *
-           x->walked;
-}
-
-/* One element as a number, in base 2, added to a score. */
-template <int KIND>
-static FA_DEVICE FA_NUMBER(KIND)
-    fa_biased(FA_NUMBER(KIND) s, fa_global_in at, int stored)
-{
-    typedef FA_NUMBER(KIND) number;
-    const number log2_e = (number)1.4426950408889634;
-    number x;
-
-    if (stored == FA_F16) {
-        x = (number)fa_half_to_float(*(const FA_GLOBAL uint16_t *)at);
-        return fa_fma(x, log2_e, s); /* -65504 is not much */
-    }
-    if constexpr (KIND == FA_F64) {
-        x = *(const FA_GLOBAL double *)at;
-    } else {
-        x = stored == FA_F32
-                ? *(const FA_GLOBAL float *)at
-                : fa_bf16_to_float(*(const FA_GLOBAL uint16_t *)at);
-    }
-    number scaled = x * log2_e; /* may be -inf where x is not */
-    bool lower = scaled < (number)FA_LOWEST_BIAS && x > (number)-FA_INFINITY;
-    return s + (lower ? (number)FA_LOWEST_BIAS : scaled);
-}
-
-template <int KIND, int OWN, int STORED>
-static FA_DEVICE void fa_add_stored(FA_NUMBER(KIND) s[OWN][FA_WALKED],
-                                    const fa_plane *x, uint32_t tid)
-{
+/* Where the elements of a lane lie, in bytes from the corner: those of owned row
+ * i at own[i] + walked[j].  DENSE: walked rows are neighbours and all exist. */
+template <int OWN> struct fa_offsets {
+    uint32_t own[OWN];
     uint32_t walked[FA_WALKED];
+};
 
-#pragma unroll
-    for (int j = 0; j < FA_WALKED; j++) {
-        walked[j] = fa_walked_offset(x, j, tid);
-    }
+template <int OWN, int BYTES, bool DENSE>
+static FA_DEVICE fa_offsets<OWN> fa_offsets_of(const fa_plane *x, uint32_t tid)
+{
+    fa_offsets<OWN> y;
+
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        uint32_t own = fa_own_offset<OWN>(x, i, tid);
+        y.own[i] = fa_offset(fa_own_row(OWN, tid, i), x->last_own, x->own) +
+                   (DENSE ? (tid & 7) * BYTES : 0);
+    }
+#pragma unroll
+    for (int j = 0; j < FA_WALKED; j++) {
+        y.walked[j] = DENSE ? (uint32_t)(8 * j * BYTES)
+                            : fa_offset((int)(tid & 7) + 8 * j, x->last_walked,
+                                        x->walked);
+    }
+    return y;
+}
+
+template <int BYTES> static FA_DEVICE bool fa_is_dense(const fa_plane *x)
+{
+    return x->walked == BYTES && x->last_walked >= FA_WALK - 1;
+}
+
+template <bool DENSE>
+static FA_DEVICE fa_global_in fa_element_at(const fa_plane *x, uint32_t own,
+                                            uint32_t walked)
+{
+    /* The constant of a dense tile becomes part of the instruction. */
+    return DENSE ? x->base + own + walked : x->base + (own + walked);
+}
+
+/* One element of type STORED as a number in the units of scores, added to a
+ * score. */
+template <int KIND, int STORED>
+static FA_DEVICE FA_NUMBER(KIND)
+    fa_biased(FA_NUMBER(KIND) s, fa_global_in at, FA_NUMBER(KIND) per_unit)
+{
+    typedef FA_NUMBER(KIND) number;
+    number x;
+
+    if constexpr (STORED == FA_F16) {
+        x = (number)fa_half_to_float(*(const FA_GLOBAL uint16_t *)at);
+        return fa_fma(x, per_unit, s); /* -65504 is not much */
+    } else if constexpr (STORED == FA_F64) {
+        x = *(const FA_GLOBAL double *)at;
+    } else if constexpr (STORED == FA_F32) {
+        x = *(const FA_GLOBAL float *)at;
+    } else {
+        x = fa_bf16_to_float(*(const FA_GLOBAL uint16_t *)at);
+    }
+    bool lower = x < (number)FA_LOWEST_BIAS && x > (number)-FA_INFINITY;
+    return fa_fma(lower ? (number)FA_LOWEST_BIAS : x, per_unit, s);
+}
+
+template <int KIND, int OWN, int STORED, bool DENSE>
+static FA_DEVICE void fa_add_stored(FA_NUMBER(KIND) s[OWN][FA_WALKED],
+                                    const FA_NUMBER(KIND) per_unit[OWN],
+                                    const fa_plane *x, uint32_t tid)
+{
+    enum { BYTES = STORED == FA_F64 ? 8 : STORED == FA_F32 ? 4 : 2 };
+    fa_offsets<OWN> at = fa_offsets_of<OWN, BYTES, DENSE>(x, tid);
+
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
         if (KIND == FA_F64) {
             fa_keep_order(); /* comparisons take two scalar registers each */
         }
 #pragma unroll
         for (int j = 0; j < FA_WALKED; j++) {
-            s[i][j] =
-                fa_biased<KIND>(s[i][j], x->base + (own + walked[j]), STORED);
+            s[i][j] = fa_biased<KIND, STORED>(
+                s[i][j], fa_element_at<DENSE>(x, at.own[i], at.walked[j]),
+                per_unit[i]);
         }
+    }
+}
+
+template <int KIND, int OWN, int PASS, int STORED>
+static FA_DEVICE void fa_add_bias_of(FA_NUMBER(KIND) s[OWN][FA_WALKED],
+                                     const FA_NUMBER(KIND) per_unit[OWN],
+                                     fa_args_in a, uint32_t place, int first,
+                                     int walked, uint32_t tid)
+{
+    enum { BYTES = STORED == FA_F64 ? 8 : STORED == FA_F32 ? 4 : 2 };
+    fa_plane x = fa_plane_of<PASS>(a, FA_VIEW(bias), BYTES, place, first,
+                                   walked);
+
+    if (PASS == FA_FORWARD && FA_IS_HALF(KIND) && fa_is_dense<BYTES>(&x)) {
+        fa_add_stored<KIND, OWN, STORED, true>(s, per_unit, &x, tid);
+        fa_keep_order(); /* see fa_walk_rows */
+    } else {
+        fa_add_stored<KIND, OWN, STORED, false>(s, per_unit, &x, tid);
     }
 }
 
 template <int KIND, int OWN, int PASS>
 static FA_DEVICE void fa_add_bias(FA_NUMBER(KIND) s[OWN][FA_WALKED],
+                                  const FA_NUMBER(KIND) per_unit[OWN],
                                   fa_args_in a, uint32_t place, int first,
                                   int walked, uint32_t tid)
 {
-    int stored = KIND == FA_F64 || KIND == FA_F32 ? (int)KIND : a->stored_bias;
-    fa_plane x = fa_plane_of<PASS>(a, FA_VIEW(bias), fa_bytes_of(stored), place,
-                                   first, walked);
+    enum { HALVES = FA_ELEMENT(KIND) == 2 }; /* in memory */
 
-    if (KIND != FA_F64 && stored == FA_F32) {
-        fa_add_stored<KIND, OWN, FA_F32>(s, &x, tid);
-    } else if (FA_ELEMENT(KIND) == 2 && KIND != FA_F16 && stored == FA_BF16) {
-        fa_add_stored<KIND, OWN, FA_BF16>(s, &x, tid);
-    } else if (FA_ELEMENT(KIND) == 2 && KIND != FA_BF16) {
-        fa_add_stored<KIND, OWN, FA_F16>(s, &x, tid);
-    } else if (KIND == FA_F64) {
-        fa_add_stored<KIND, OWN, FA_F64>(s, &x, tid);
+    if constexpr (KIND == FA_F64) {
+        fa_add_bias_of<KIND, OWN, PASS, FA_F64>(s, per_unit, a, place, first,
+                                                walked, tid);
+    } else if (!HALVES || a->stored_bias == FA_F32) {
+        fa_add_bias_of<KIND, OWN, PASS, FA_F32>(s, per_unit, a, place, first,
+                                                walked, tid);
+    } else if (KIND != FA_F16 && a->stored_bias == FA_BF16) {
+        fa_add_bias_of<KIND, OWN, PASS, FA_BF16>(s, per_unit, a, place, first,
+                                                 walked, tid);
+    } else if (KIND != FA_BF16) {
+        fa_add_bias_of<KIND, OWN, PASS, FA_F16>(s, per_unit, a, place, first,
+                                                walked, tid);
     }
 }
 
-template <int KIND, int OWN, int PASS>
-static FA_DEVICE void fa_mask(FA_NUMBER(KIND) s[OWN][FA_WALKED], fa_args_in a,
-                              uint32_t place, int first, int walked,
-                              uint32_t tid)
+template <int KIND, int OWN, bool DENSE>
+static FA_DEVICE void fa_mask_plane(FA_NUMBER(KIND) s[OWN][FA_WALKED],
+                                    const fa_plane *x, uint32_t tid)
 {
-    fa_plane x = fa_plane_of<PASS>(a, FA_VIEW(mask), 1, place, first, walked);
-    uint32_t offset[FA_WALKED];
+    fa_offsets<OWN> at = fa_offsets_of<OWN, 1, DENSE>(x, tid);
     uint32_t seen[OWN][FA_WALKED];
 
 #pragma unroll
-    for (int j = 0; j < FA_WALKED; j++) {
-        offset[j] = fa_walked_offset(&x, j, tid);
-    }
-#pragma unroll
     for (int i = 0; i < OWN; i++) {
-        uint32_t own = fa_own_offset<OWN>(&x, i, tid);
 #pragma unroll
         for (int j = 0; j < FA_WALKED; j++) {
-            seen[i][j] =
-                *(const FA_GLOBAL uint8_t *)(x.base + (own + offset[j]));
+            seen[i][j] = *(const FA_GLOBAL uint8_t *)fa_element_at<DENSE>(
+                x, at.own[i], at.walked[j]);
         }
     }
 #pragma unroll
@@ -275,57 +317,77 @@ static FA_DEVICE void fa_mask(FA_NUMBER(KIND) s[OWN][FA_WALKED], fa_args_in a,
     }
 }
 
+template <int KIND, int OWN, int PASS>
+static FA_DEVICE void fa_mask(FA_NUMBER(KIND) s[OWN][FA_WALKED], fa_args_in a,
+                              uint32_t place, int first, int walked,
+                              uint32_t tid)
+{
+    fa_plane x = fa_plane_of<PASS>(a, FA_VIEW(mask), 1, place, first, walked);
+
+    if (PASS == FA_FORWARD && FA_IS_HALF(KIND) && fa_is_dense<1>(&x)) {
+        fa_mask_plane<KIND, OWN, true>(s, &x, tid);
+        fa_keep_order(); /* see fa_walk_rows */
+    } else {
+        fa_mask_plane<KIND, OWN, false>(s, &x, tid);
+    }
+}
+
 /* -- all of it ------------------------------------------------------------- */
 
-/* s becomes what softmax sees.  factor: |scale| * log2(e) of each owned row.  In
- * the passes for dQ, dK and dV dp is multiplied by softcap's derivative.
- * `place` is of the queries. */
+/* s becomes what softmax sees.  unit: what makes base 2 of scores, per_unit what
+ * a score of 1 is in their units, of each owned row.  In the passes for dQ, dK and dV dp is multiplied by
+ * softcap's derivative.  `place` is of the queries. */
 template <int KIND, int OWN, int PASS>
 static FA_DEVICE void
 fa_make_scores(FA_NUMBER(KIND) s[OWN][FA_WALKED],
                FA_NUMBER(KIND) dp[OWN][FA_WALKED],
-               const FA_NUMBER(KIND) factor[OWN], fa_args_in a, uint32_t place,
-         int first, int walked, uint32_t tid)
+               const FA_NUMBER(KIND) unit[OWN],
+               const FA_NUMBER(KIND) per_unit[OWN], fa_args_in a,
+               uint32_t place, int first, int walked, uint32_t tid)
 {
     typedef FA_NUMBER(KIND) number;
 
+    if (a->in_log2 != 0) {
+        number factor = fa_scalar(fa_scale_log2<KIND>(a));
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+#pragma unroll
+            for (int j = 0; j < FA_WALKED; j++) {
+                s[i][j] *= factor;
+            }
+        }
+        fa_keep_order(); /* see fa_walk_rows: the ends are not to be joined */
+    }
     if (a->softcap != 0) {
-        number cap = fa_scalar((number)(a->softcap * 1.4426950408889634));
+        number cap = fa_scalar((number)a->softcap);
         number inverse = fa_scalar((number)a->softcap_inverse);
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
-            number own = factor[i] * inverse;
+            number own = unit[i] * inverse;
+            number own_cap = cap * per_unit[i];
 #pragma unroll
             for (int j = 0; j < FA_WALKED; j++) {
                 if (!FA_IS_HALF(KIND)) {
                     fa_keep_order(); /* long: one at a time */
                 }
-                fa_capped<number> one = fa_cap<KIND>(s[i][j], own, cap);
+                fa_capped<number> one = fa_cap<KIND>(s[i][j], own, own_cap);
                 s[i][j] = one.score;
                 if (PASS == FA_BACKWARD_KV || PASS == FA_BACKWARD_Q) {
                     dp[i][j] *= one.slope;
                 }
             }
         }
-        fa_keep_order(); /* see fa_walk_rows: the ends are not to be joined */
-    } else {
-#pragma unroll
-        for (int i = 0; i < OWN; i++) {
-#pragma unroll
-            for (int j = 0; j < FA_WALKED; j++) {
-                s[i][j] *= factor[i];
-            }
-        }
+        fa_keep_order();
     }
     /* tid anew: features are not to share what they make of it. */
     a = fa_again(a);
     tid = fa_opaque(tid);
     if (a->alibi != nullptr) {
-        fa_add_alibi<KIND, OWN, PASS>(s, a, place, first, walked, tid);
+        fa_add_alibi<KIND, OWN, PASS>(s, per_unit, a, place, first, walked, tid);
     }
     tid = fa_opaque(tid);
     if (a->bias.data != nullptr) {
-        fa_add_bias<KIND, OWN, PASS>(s, a, place, first, walked, tid);
+        fa_add_bias<KIND, OWN, PASS>(s, per_unit, a, place, first, walked, tid);
     }
     a = fa_again(a);
     tid = fa_opaque(tid);
@@ -339,6 +401,26 @@ template <int LEVEL> static FA_DEVICE bool fa_may_hide(fa_args_in a)
 {
     return LEVEL == FA_FULL &&
            (a->mask.data != nullptr || a->bias.data != nullptr);
+}
+
+/* Whether the bias of a row and key is -inf. */
+template <int KIND>
+static FA_DEVICE bool fa_is_excluded(fa_args_in a, uint32_t place, int row,
+                                     int key)
+{
+    int stored = KIND == FA_F64 || KIND == FA_F32 ? (int)KIND : a->stored_bias;
+    fa_plane x = fa_plane_of<FA_FORWARD>(a, FA_VIEW(bias), fa_bytes_of(stored),
+                                         place, 0, 0);
+    fa_global_in at =
+        x.base + ((int64_t)row * x.own + (int64_t)key * x.walked);
+
+    if (KIND == FA_F64) {
+        return *(const FA_GLOBAL double *)at == -FA_INFINITY;
+    }
+    return stored == FA_F32
+               ? *(const FA_GLOBAL float *)at == -FA_INFINITY
+               : fa_unpack_as(stored, *(const FA_GLOBAL uint16_t *)at) ==
+                     -FA_INFINITY;
 }
 
 /* Whether `row` sees `key`, for the rare case that asks for single ones. */
@@ -358,13 +440,7 @@ static FA_DEVICE bool fa_sees(fa_args_in a, uint32_t place, int row, int key)
                                                         (int64_t)key * x.walked) != 0;
         }
         if (a->bias.data != nullptr) {
-            int stored =
-                KIND == FA_F64 || KIND == FA_F32 ? (int)KIND : a->stored_bias;
-            fa_plane x = fa_plane_of<FA_FORWARD>(
-                a, FA_VIEW(bias), fa_bytes_of(stored), place, 0, 0);
-            FA_NUMBER(KIND) one = fa_biased<KIND>(
-                0, x.base + ((int64_t)r * x.own + (int64_t)key * x.walked), stored);
-            seen = seen && one != (FA_NUMBER(KIND))-FA_INFINITY;
+            seen = seen && !fa_is_excluded<KIND>(a, place, r, key);
         }
     }
     return seen;

@@ -369,10 +369,17 @@ static FA_DEVICE void fa_fetch_columns(fa_fetched<N> *got, const fa_matrix *x,
 }
 
 /* Marks NaN and Inf (exponent 31) in the sign's place of each fp16: adding
- * one to the exponent carries into it. */
+ * one to the exponent carries into it.  The other bits mean nothing. */
 static FA_DEVICE uint32_t fa_mark_halves(uint32_t x)
 {
-    return ((x & 0x7c007c00) + 0x04000400) & 0x80008000;
+    return (x & 0x7c007c00) + 0x04000400;
+}
+
+/* All ones in the halves that are marked, but for their signs. */
+static FA_DEVICE uint32_t fa_marked(uint32_t mark)
+{
+    mark &= 0x80008000;
+    return (mark << 1) - (mark >> 15);
 }
 
 /* x without NaN and Inf; `found` remembers whether there were any. */
@@ -382,11 +389,15 @@ static FA_DEVICE u32x4 fa_clear_specials(u32x4 x, bool *found)
     if constexpr (FA_IS_HALF(KIND)) {
         uint32_t m[4] = {fa_mark_halves(x.x), fa_mark_halves(x.y),
                          fa_mark_halves(x.z), fa_mark_halves(x.w)};
-        *found |= (m[0] | m[1] | m[2] | m[3]) != 0;
-        x.x &= ~((m[0] << 1) - (m[0] >> 15));
-        x.y &= ~((m[1] << 1) - (m[1] >> 15));
-        x.z &= ~((m[2] << 1) - (m[2] >> 15));
-        x.w &= ~((m[3] << 1) - (m[3] >> 15));
+        bool some = ((m[0] | m[1] | m[2] | m[3]) & 0x80008000) != 0;
+        if (!fa_any(some)) {
+            return x; /* nearly always */
+        }
+        *found |= some;
+        x.x &= ~fa_marked(m[0]);
+        x.y &= ~fa_marked(m[1]);
+        x.z &= ~fa_marked(m[2]);
+        x.w &= ~fa_marked(m[3]);
         return x;
     }
     if constexpr (KIND != FA_F64) {
