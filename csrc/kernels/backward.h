@@ -157,9 +157,10 @@ static FA_DEVICE void fa_even_out(fa_walk<KIND, DIM, OWN, PASS> *walk,
 }
 
 /* FA_FULL: the products of one step become scores and dP - delta.  kept: of
- * dropout, a bit for each score; `place` is of the queries. */
+ * dropout, a bit i * 8 + j for each score; returns the same for those that are
+ * seen.  `place` is of the queries. */
 template <int KIND, int DIM, int OWN, int PASS>
-static FA_DEVICE void
+static FA_DEVICE uint32_t
 fa_add_features(const fa_walk<KIND, DIM, OWN, PASS> *walk,
                 FA_NUMBER(KIND) s[OWN][FA_WALKED],
                 FA_NUMBER(KIND) dp[OWN][FA_WALKED], fa_args_in a, fa_lds area,
@@ -194,15 +195,39 @@ fa_add_features(const fa_walk<KIND, DIM, OWN, PASS> *walk,
         fa_hide<KIND, OWN, FA_FULL, PASS, false>(s, dp, (number)-FA_INFINITY, a,
                                                  first, walked, tid);
     }
+    uint32_t seen = 0xffffffffu;
     if (masked || fa_may_hide<FA_FULL>(a)) {
-        /* 0 * NaN would be NaN. */
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
             fa_keep_order(); /* comparisons take two scalar registers each */
 #pragma unroll
             for (int j = 0; j < FA_WALKED; j++) {
-                bool seen = s[i][j] != (number)-FA_INFINITY;
-                dp[i][j] = seen ? dp[i][j] : (number)0;
+                bool hidden = s[i][j] == (number)-FA_INFINITY;
+                seen &= hidden ? ~(1u << (i * 8 + j)) : 0xffffffffu;
+            }
+        }
+    }
+    return seen;
+}
+
+/* FA_FULL: P and dP of what is not seen become 0, whatever they are: a row of
+ * NaN must not reach keys that do not see it.  Packed rows: nor through the sums
+ * over rows, from which NaN and Inf are kept out; they come back in P. */
+template <int KIND, int OWN, int PASS>
+static FA_DEVICE void fa_forget_unseen(FA_NUMBER(KIND) p[OWN][FA_WALKED],
+                                       FA_NUMBER(KIND) dp[OWN][FA_WALKED],
+                                       fa_args_in a, uint32_t seen)
+{
+    if (fa_any(seen != 0xffffffffu)) {
+        fa_drop<OWN>(p, seen);
+        fa_drop<OWN>(dp, seen);
+    }
+    if (PASS == FA_BACKWARD_KV && a->span_k != nullptr) {
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+#pragma unroll
+            for (int j = 0; j < FA_WALKED; j++) {
+                p[i][j] += dp[i][j] - dp[i][j];
             }
         }
     }
@@ -219,6 +244,7 @@ fa_weigh(fa_walk<KIND, DIM, OWN, PASS> *walk, FA_NUMBER(KIND) s[OWN][FA_WALKED],
     typedef fa_backward_layout<KIND, DIM, OWN, PASS> L;
     fa_lds area = lds + L::AREA_AT;
     uint32_t kept = 0;
+    uint32_t seen = 0;
 
     if constexpr (KIND == FA_BF16) {
         fa_lds undo = lds + L::UNDO_AT;
@@ -234,14 +260,16 @@ fa_weigh(fa_walk<KIND, DIM, OWN, PASS> *walk, FA_NUMBER(KIND) s[OWN][FA_WALKED],
                        ? fa_get_kept<OWN>(lds + L::KEPT_AT, first, tid)
                        : fa_own_kept<OWN>(a, place, first, walked, tid);
         }
-        fa_add_features(walk, s, dp, a, area, place, first, walked, masked,
-                        kept, fa_opaque(tid));
+        seen = fa_add_features(walk, s, dp, a, area, place, first, walked,
+                               masked, kept, fa_opaque(tid));
         a = fa_again(a);
         tid = fa_opaque(tid);
     }
     fa_exponentials<KIND, OWN, PASS>(s, &walk->own, area, walk->scale_log2,
                                      tid);
-    if (LEVEL == FA_PLAIN && masked) {
+    if constexpr (LEVEL == FA_FULL) {
+        fa_forget_unseen<KIND, OWN, PASS>(s, dp, a, seen);
+    } else if (masked) {
         a = fa_again(a);
         fa_hide<KIND, OWN, LEVEL, PASS, true>(s, dp, 0, a, first, walked, tid);
     }
@@ -315,6 +343,19 @@ fa_store_sums(fa_args_in a, const fa_walk<KIND, DIM, OWN, PASS> *walk,
             place, first, KV ? a->seqlen_k : a->seqlen_q, a->head_dim,
             walk->first_sum, first_factor, lds, tid);
     }
+}
+
+/* Whether NaN and Inf of a walked tile are kept out of LDS, because what some row
+ * does not see must not reach it.  Of queries that is done for packed ones, where
+ * rows of other sequences, or of none, share a tile. */
+template <int LEVEL, int PASS>
+static FA_DEVICE bool fa_is_cleared(fa_args_in a, int first, int rows, int at)
+{
+    bool wanted = PASS != FA_BACKWARD_KV ||
+                  (LEVEL == FA_FULL && a->span_k != nullptr);
+
+    return wanted && (fa_may_hide<LEVEL>(a) ||
+                      !fa_all_seen<LEVEL, PASS>(a, first, rows, at));
 }
 
 /* The place of the queries of a step, batch << 16 | head. */
@@ -490,15 +531,15 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
             } else {
                 fa_set_next(&next, form, &after, &tile_a);
             }
+            a = fa_again(a);
+            bool clear = LEVEL == FA_FULL &&
+                         fa_is_cleared<LEVEL, PASS>(a, first, ROWS, at);
             fa_walk_columns<L>(walk.second_sum, p, a, lds, &y, walk.y_scale,
-                               false, &staged, &next, active, &tid);
+                               clear, &staged, &next, active, &tid);
         }
         if (walk.with_first) { /* dK += dS^T Q, or dQ += dS K */
-            /* A key that some row does not see must not reach it. */
             a = fa_again(a);
-            bool clear =
-                !KV && (fa_may_hide<LEVEL>(a) ||
-                        !fa_all_seen<LEVEL, PASS>(a, first, ROWS, at));
+            bool clear = fa_is_cleared<LEVEL, PASS>(a, first, ROWS, at);
             fa_set_next(&next, form, &after, &tile_a);
             fa_walk_columns<L>(walk.first_sum, ds, a, lds, &x, walk.x_scale,
                                clear, &staged, &next, active, &tid);

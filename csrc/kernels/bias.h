@@ -85,9 +85,10 @@ fa_add_tile(FA_NUMBER(KIND) sum[OWN][FA_WALKED], fa_args_in a, fa_lds lds,
         kept = fa_own_kept<OWN>(a, place, first, walked, tid);
     }
     bool masked = !fa_all_seen<FA_FULL, PASS>(a, first, L::ROWS, walked);
-    fa_add_features(&walk, s, dp, a, lds, place, first, walked, masked, kept,
-                    tid);
+    uint32_t seen = fa_add_features(&walk, s, dp, a, lds, place, first, walked,
+                                    masked, kept, tid);
     fa_exponentials<KIND, OWN, PASS>(s, own, lds, walk.scale_log2, tid);
+    fa_forget_unseen<KIND, OWN, PASS>(s, dp, a, seen);
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
 #pragma unroll

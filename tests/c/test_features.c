@@ -200,7 +200,7 @@ static void dsink_alone_needs_no_pass(test_run *run)
         fa_call_fill(&p, &g, &plan, &plan.step[0], workspace, &call);
         CHECK(run, call.args.sink == p.features.sink.data);
         CHECK(run, call.args.dsink == g.dsink.data);
-        CHECK(run, call.args.level == FA_FULL);
+        CHECK(run, call.args.per_unit == 1.0 / p.scale);
         fa_plan_symbols(&plan, symbols);
         CHECK(run, strcmp(symbols, plan.step[0].variant->symbol) == 0);
     }
@@ -469,7 +469,7 @@ static void check_pass(test_run *run, fa_problem *p, fa_pass pass)
                        lists->size[0] * lists->size[1] * lists->size[2] *
                            lists->size[3]);
     }
-    CHECK(run, a->level == (pass == FA_PREPARE ? FA_FULL : FA_PLAIN));
+    CHECK(run, a->in_log2 == 0 && a->per_unit == 1.0 / p.scale);
 }
 
 static void each_pass_is_told_the_features_that_it_reads(test_run *run)
@@ -521,7 +521,7 @@ static void absent_features_leave_no_trace(test_run *run)
     CHECK(run, args.blocks.list == NULL && args.dsink == NULL);
     CHECK(run, args.keep == 65536 && args.keep_scale == 1.0);
     CHECK(run, args.keep_log2 == 0 && args.sink_keys == 0);
-    CHECK(run, args.level == FA_PLAIN);
+    CHECK(run, args.in_log2 == 0 && args.per_unit == 0.0);
 }
 
 void test_features(test_run *run)
