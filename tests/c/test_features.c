@@ -469,7 +469,7 @@ static void check_pass(test_run *run, fa_problem *p, fa_pass pass)
                        lists->size[0] * lists->size[1] * lists->size[2] *
                            lists->size[3]);
     }
-    CHECK(run, a->in_log2 == 0 && a->per_unit == 1.0 / p.scale);
+    CHECK(run, a->in_log2 == 0 && a->per_unit == 1.0 / p->scale);
 }
 
 static void each_pass_is_told_the_features_that_it_reads(test_run *run)
