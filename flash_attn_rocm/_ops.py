@@ -21,7 +21,6 @@ from torch import Tensor
 
 from . import _torch
 from ._config import config, logger, simulator_path
-from ._features import Features
 from ._simulate import launch_arch
 from ._version import TORCH_MIN, TORCH_MIN_TEXT, __version__
 
@@ -76,18 +75,6 @@ unavailable: str | None = None  # why there are no ops
 def dtype_code(dtype: torch.dtype) -> int:
     """The number by which the extension knows a dtype."""
     return _DTYPE_CODES[dtype]
-
-
-def features(none: Tensor, scale: float, causal: int) -> tuple[Any, ...]:
-    """The arguments of _FEATURES for a call that has none of them.
-
-    Args:
-        none: a tensor without elements, which stands for an absent one.
-        scale: factor on the scores before softmax.
-        causal: CAUSAL_*.
-    """
-    absent: dict[str, Any] = dict.fromkeys(FEATURE_TENSORS)
-    return Features(**absent, scale=scale, causal=causal).op_args(none)
 
 
 _libraries: list[Any] = []  # registrations live as long as these objects
