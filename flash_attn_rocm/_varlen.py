@@ -85,15 +85,18 @@ def _check_offsets(name: str, offsets: Any, tokens: Tensor, of: str) -> None:
 
 
 def _ascending(offsets: Tensor, tokens: int) -> Tensor:
-    """The same for valid offsets; for others something that fits the tensor."""
-    return offsets.clamp(0, tokens).cummax(0).values
+    """Valid offsets and their last once more; others as something that is valid.
+
+    Between the last two lies a sequence of none: the tokens behind the last offset are
+    looked up there.
+    """
+    inside = offsets.clamp(0, tokens).cummax(0).values
+    begin = torch.cat([torch.zeros_like(inside[:1]), inside[1:]])
+    return torch.cat([begin, begin[-1:]])
 
 
 def _sequence_of(offsets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """Token numbers, and the index of the sequence that each belongs to.
-
-    Behind the last offset that is one more than there are sequences.
-    """
+    """Token numbers, and the index of the sequence that each belongs to."""
     token = torch.arange(tokens, dtype=torch.int32, device=offsets.device)
     return token, torch.searchsorted(offsets, token, right=True) - 1
 
@@ -123,9 +126,6 @@ def spans(
         right = 0
     begin_q = _ascending(cu_seqlens_q, total_q)
     begin_k = _ascending(cu_seqlens_k, total_k)
-    # Behind the last offset lies a sequence of no queries and no keys.
-    begin_q = torch.cat([begin_q, begin_q[-1:]])
-    begin_k = torch.cat([begin_k, begin_k[-1:]])
     length_q, length_k = begin_q.diff(), begin_k.diff()
     # The own key of the query at offset r of its sequence is the one at r + shift.
     shift = length_k - length_q
