@@ -116,8 +116,18 @@ def test_tokens_behind_the_last_offset_are_zero_and_change_nothing(name, extra):
     lengths, lengths_k = LENGTHS[name]
     tensors = packed(lengths, lengths_k, extra=extra)
     with torch.no_grad():
-        for tensor, used in zip(tensors, map(sum, (lengths, lengths_k, lengths_k))):
-            tensor[used:] = math.nan
+        for tensor in tensors[1:]:
+            tensor[sum(lengths_k) :] = math.nan
+    check(tensors, lengths, lengths_k, True)
+
+
+@pytest.mark.usefixtures("simulated")
+@pytest.mark.parametrize("extra", [1, 13])
+def test_nan_in_queries_behind_the_last_offset_changes_nothing(extra):
+    lengths, lengths_k = LENGTHS["several"]
+    tensors = packed(lengths, lengths_k, extra=extra)
+    with torch.no_grad():
+        tensors[0][sum(lengths) :] = math.nan
     check(tensors, lengths, lengths_k, True)
 
 
