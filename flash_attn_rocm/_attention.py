@@ -211,7 +211,8 @@ def attention(
 
     Notes:
         Autocast changes nothing. A NaN or infinity in a key or value reaches only
-        rows that see it. A bias below -2^30 counts as -2^30, except -inf.
+        rows that see it; a bias of -inf is arithmetic, as in torch, and hides that of
+        a value only. Another bias below -2^30 counts as -2^30.
 
     Source: FlashAttention-2 (arXiv 2307.08691); ALiBi (arXiv 2108.12409); softcap:
     Gemma 2 (arXiv 2408.00118); sinks: StreamingLLM (arXiv 2309.17453).

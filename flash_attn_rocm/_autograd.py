@@ -63,14 +63,15 @@ def _set(flags: tuple[bool, ...]) -> int:
     return wanted
 
 
-# Features as arguments of a Function: bias and sink, which have gradients, apart.
+# Features as arguments of Attention, after bias and sink, which have gradients: one
+# object, or in a trace, which knows no others, tensors and numbers.
 
 
-def _without_gradients(features: Features) -> tuple[Any, ...]:
+def _flat(features: Features) -> tuple[Any, ...]:
     return (*features[BIAS + 1 : SINK], *features[SINK + 1 :])
 
 
-def _with_gradients(
+def _of_flat(
     bias: Tensor | None, sink: Tensor | None, rest: tuple[Any, ...]
 ) -> Features:
     count = SINK - BIAS - 1
@@ -93,24 +94,29 @@ def _launch(
     op: Any = _ops.backward_op
     none = absent_for(q)
     dlse = none if dlse is None else dlse
-    bias = features.bias
-    # Without elements it is absent for the op.
-    empty = None
-    if bias is not None and wanted & _ops.WANT_DBIAS and bias.numel() == 0:
-        empty = bias.new_zeros(bias.shape)
-    launched = wanted if empty is None else wanted - _ops.WANT_DBIAS
+    inputs = (q, k, v, features.bias, features.sink)
+    launched = wanted
+    for tensor, bit in zip(inputs[3:], _WANTED[3:]):
+        if tensor is not None and tensor.numel() == 0:  # absent, for the op
+            launched &= ~bit
     rest = (*features.op_args(none), launched, grads_fp32)
     if arch is None:
         made = op(dout, dlse, q, k, v, *results, *rest)
     else:
         with launches_on(arch):
             made = op(dout, dlse, q, k, v, *results, *rest)
-    dq, dk, dv, dbias, dsink = made
-    dbias = dbias if empty is None else empty
-    if wanted & _ops.WANT_DSINK:
+    *others, dsink = made
+    if launched & _ops.WANT_DSINK:
         dsink = dsink.sum((0, 2))  # (B, H, Sq), of each query
-    grads = zip((dq, dk, dv, dbias, dsink), _WANTED)
-    return tuple([grad if wanted & bit else None for grad, bit in grads])
+    grads: list[Tensor | None] = []
+    for grad, tensor, bit in zip((*others, dsink), inputs, _WANTED):
+        if launched & bit:
+            grads.append(grad)
+        elif wanted & bit and tensor is not None:
+            grads.append(tensor.new_zeros(tensor.shape))
+        else:
+            grads.append(None)
+    return tuple(grads)
 
 
 def _gradients(
@@ -186,15 +192,13 @@ class _Backward(torch.autograd.Function):
         out: Tensor,
         lse: Tensor,
         out_lo: Tensor,
+        features: Features,
         wanted: int,
         grads_fp32: bool,
-        *rest: Any,
     ) -> tuple[Tensor | None, ...]:
-        features = _with_gradients(bias, sink, rest)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(dout, dlse, q, k, v, *features[:TENSORS])
         ctx.numbers = features[TENSORS:]
-        ctx.inputs = 14 + len(rest)
         results = (out, lse, out_lo)
         inputs = (dout, dlse, q, k, v)
         return _gradients(strict, arch, *inputs, results, features, wanted, grads_fp32)
@@ -208,7 +212,17 @@ class _Backward(torch.autograd.Function):
         for at, needed in enumerate(ctx.needs_input_grad[2:9]):
             if not needed:
                 made[at] = None
-        return (None, None, *made, *(None,) * (ctx.inputs - 9))
+        return (None, None, *made, *(None,) * 6)
+
+
+def _spread(given: list[Tensor], there: list[bool]) -> list[Tensor | None]:
+    """The tensors in the places that are True, None in the others."""
+    tensors: list[Tensor | None] = []
+    at = 0
+    for one in there:
+        tensors.append(given[at] if one else None)
+        at += 1 if one else 0
+    return tensors
 
 
 class Attention(torch.autograd.Function):
@@ -229,13 +243,15 @@ class Attention(torch.autograd.Function):
         strict: bool,
         *rest: Any,
     ) -> Any:
-        features = _with_gradients(bias, sink, rest)
+        features = rest[0] if len(rest) == 1 else _of_flat(bias, sink, rest)
         out, lse, out_lo = _forward(q, k, v, features, True)
-        # Dynamo of old torch saves no None.
-        given = [tensor for tensor in features[:TENSORS] if tensor is not None]
+        given, ctx.there = features[:TENSORS], None
+        if is_dynamo_compiling():  # that of old torch saves no None
+            ctx.there = [tensor is not None for tensor in given]
+            given = tuple([tensor for tensor in given if tensor is not None])
         ctx.save_for_backward(q, k, v, out, lse, out_lo, *given)
-        ctx.given = tuple([tensor is not None for tensor in features[:TENSORS]])
         ctx.numbers, ctx.strict = features[TENSORS:], strict
+        ctx.inputs = 10 + len(rest)
         ctx.origins = None
         if origin_q is not None and origin_k is not None and origin_v is not None:
             ctx.origins = (origin_q.dtype, origin_k.dtype, origin_v.dtype)
@@ -250,13 +266,10 @@ class Attention(torch.autograd.Function):
         ctx: Any, dout: Tensor | None, dlse: Tensor | None = None
     ) -> tuple[Any, ...]:
         q, k, v, out, lse, out_lo, *given = ctx.saved_tensors
-        tensors: list[Tensor | None] = []
-        at = 0
-        for there in ctx.given:
-            tensors.append(given[at] if there else None)
-            at += 1 if there else 0
-        features = features_of(tensors, ctx.numbers)
-        nothing = (None,) * (5 + len(features) - 2)
+        if ctx.there is not None:
+            given = _spread(given, ctx.there)
+        features = features_of(given, ctx.numbers)
+        nothing: tuple[Any, ...] = (None,) * (ctx.inputs - 5)
         if dout is None and dlse is None:
             return (None,) * 5 + nothing
         if dout is None:
@@ -280,9 +293,9 @@ class Attention(torch.autograd.Function):
                 out,
                 lse,
                 out_lo,
+                features,
                 wanted,
                 cast_inside,
-                *_without_gradients(features),
             )
         else:
             results = (out, lse, out_lo)
@@ -360,11 +373,13 @@ def attention(
     if bias is not None:
         bias = _unexpanded(bias)
     tensors = (q, k, v, bias, features.sink, *(origins or (None, None, None)))
-    rest = _without_gradients(features)
+    rest: tuple[Any, ...] = (features,)
     if is_dynamo_compiling():
         count = len(tensors)
-        distinct = _distinct((*tensors, *rest))
+        distinct = _distinct((*tensors, *_flat(features)))
         tensors, rest = distinct[:count], distinct[count:]
+    elif bias is not features.bias:
+        rest = (features_of((bias, *features[BIAS + 1 : TENSORS]), features),)
     return Attention.apply(  # type: ignore[no-untyped-call]
         *tensors, with_lse, strict, *rest
     )

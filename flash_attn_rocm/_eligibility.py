@@ -29,7 +29,6 @@ from ._shapes import (
     STRIDE_BYTES,
     as_four,
     can_be_four,
-    is_four,
     leading_sizes,
     mask_as_four,
     within_strides,
@@ -317,7 +316,9 @@ def route(
 
     # Its sizes.
     given = (query, key, value)
-    regular = is_four(query, key, value)
+    shape, shape_k, shape_v = query.shape, key.shape, value.shape
+    regular = len(shape) == len(shape_k) == len(shape_v) == 4
+    regular = regular and shape[0] == shape_k[0] == shape_v[0]
     if not regular:
         if not can_be_four(query, key, value):
             return Reason.RANK
@@ -327,9 +328,10 @@ def route(
         if views is None:
             return Reason.SHAPE
         query, key, value = views
-    batch, heads, seqlen_q, head_dim = query.shape
-    _, heads_k, seqlen_k, head_dim_k = key.shape
-    _, heads_v, seqlen_v, head_dim_v = value.shape
+        shape, shape_k, shape_v = query.shape, key.shape, value.shape
+    batch, heads, seqlen_q, head_dim = shape
+    _, heads_k, seqlen_k, head_dim_k = shape_k
+    _, heads_v, seqlen_v, head_dim_v = shape_v
     if not enable_gqa and not heads == heads_k == heads_v:
         views = as_four(query, key, value, False)
         if views is None:

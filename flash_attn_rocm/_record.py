@@ -19,7 +19,7 @@ from . import _ops
 from ._config import logger
 from ._features import Features
 from ._reason import Reason
-from ._visits import Geometry, geometry_of
+from ._visits import Geometry, without_tables
 
 Record = tuple[str, str, str, str, int, int]
 
@@ -61,8 +61,7 @@ reset_counters: Callable[[], None] = _recorder.reset_counters
 class _Latest(threading.local):
     """What the thread's last call looked like, if it came by one of our functions."""
 
-    geometry: Geometry | None = None
-    record: Record | None = None
+    call: tuple[Any, ...] | None = None
 
 
 _latest = _Latest()
@@ -70,19 +69,20 @@ _latest = _Latest()
 
 def keep_geometry(q: Tensor, k: Tensor, features: Features) -> None:
     """Remember the call that was just recorded, with q and k in the ops' layout."""
-    _latest.geometry = geometry_of(q, k, features)
-    _latest.record = last_record()
+    _latest.call = (last_record(), q.shape, k.shape, *without_tables(features))
 
 
 def forget_geometry() -> None:
     """The thread's last call is another one, of which nothing is known."""
-    _latest.geometry = None
+    _latest.call = None
 
 
 def last_geometry() -> Geometry | None:
     """That of the thread's last call; None where it is not known."""
     # Compiled calls, and calls of the op itself, leave only a record.
-    return _latest.geometry if last_record() == _latest.record else None
+    call = _latest.call
+    known = call is not None and call[0] == last_record()
+    return Geometry(*call[1:]) if call is not None and known else None
 
 
 _noted: set[str] = set()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import _ops
-from ._features import Features, keep_of
+from ._features import KEEP_ALL, Features, keep_of
 from ._philox import kept
 
 # The kernels clamp a bias of float32 there, so that it can be added to a score.
@@ -216,8 +216,7 @@ def weights_of(
         chosen = kept(
             features.seed, keep, layout.batch, layout.heads, rows, layout.seqlen_k
         )
-        dropout = layout.grouped(chosen) * (65536 / keep)
-        dropout = dropout.to(q.dtype)
+        dropout = layout.grouped(chosen).to(q.dtype) * (KEEP_ALL / keep)
     if features.sink is None:
         p = scores.softmax(-1)
         sink = p.new_zeros(())

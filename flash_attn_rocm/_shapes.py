@@ -27,13 +27,6 @@ def _flattens(tensor: Tensor, dims: int) -> bool:
     return True
 
 
-def is_four(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether nothing has to be done: three 4-D tensors of one batch size."""
-    return query.dim() == key.dim() == value.dim() == 4 and query.size(0) == key.size(
-        0
-    ) == value.size(0)
-
-
 def can_be_four(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether as_four() can do it without a copy."""
     least = min(query.dim(), key.dim(), value.dim())

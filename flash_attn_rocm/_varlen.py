@@ -84,20 +84,6 @@ def _check_offsets(name: str, offsets: Any, tokens: Tensor, of: str) -> None:
         raise refuse(name, expected, last)
 
 
-def _ascending(offsets: Tensor, tokens: int) -> Tensor:
-    """The same for valid offsets; for others something that fits the tensor."""
-    return offsets.clamp(0, tokens).cummax(0).values
-
-
-def _sequence_of(offsets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """Token numbers, and the index of the sequence that each belongs to.
-
-    Behind the last offset that is one more than there are sequences.
-    """
-    token = torch.arange(tokens, dtype=torch.int32, device=offsets.device)
-    return token, torch.searchsorted(offsets, token, right=True) - 1
-
-
 def spans(
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
@@ -121,36 +107,41 @@ def spans(
     left, right = window
     if causal:
         right = 0
-    begin_q = _ascending(cu_seqlens_q, total_q)
-    begin_k = _ascending(cu_seqlens_k, total_k)
+    # Valid offsets stay as they are; others become something that fits the tensors.
+    inside = [cu_seqlens_q.clamp(0, total_q), cu_seqlens_k.clamp(0, total_k)]
+    given = torch.stack(inside).cummax(1).values
     # Behind the last offset lies a sequence of no queries and no keys.
-    begin_q = torch.cat([begin_q, begin_q[-1:]])
-    begin_k = torch.cat([begin_k, begin_k[-1:]])
-    length_q, length_k = begin_q.diff(), begin_k.diff()
-    # The own key of the query at offset r of its sequence is the one at r + shift.
-    shift = length_k - length_q
+    offsets = torch.cat(
+        [torch.zeros_like(given[:, :1]), given[:, 1:], given[:, -1:]], 1
+    )
+    begin_q, begin_k = offsets[:, :-1].unbind()
+    end_q, end_k = offsets[:, 1:].unbind()
+    before_q, before_k = (offsets - 1)[:, :-1].unbind()
+    last_q, last_k = (offsets - 1)[:, 1:].unbind()
+    # The last query's own key is the last key: query i's is i + diagonal.
+    diagonal = end_k - end_q
 
-    token, of = _sequence_of(begin_q[:-1], total_q)
-    own = token - begin_q[of] + shift[of]
-    count_k = length_k[of]
-    first = own - left if left >= 0 else torch.zeros_like(own)
-    last = own + right if right >= 0 else count_k - 1
-    first = torch.minimum(first.clamp(min=0), count_k)
-    last = torch.minimum(last.clamp(min=-1), count_k - 1)
-    base = begin_k[of]
-    own = own + base - token
-    span_q = torch.stack([base + first, base + last, own, torch.zeros_like(own)], 1)
+    def seen(
+        tokens: int,
+        ends: Tensor,
+        table: list[Tensor],
+        sign: int,
+        sides: tuple[int, int],
+    ) -> list[Tensor]:
+        token = torch.arange(tokens, dtype=torch.int32, device=ends.device)
+        of = torch.searchsorted(ends, token, right=True)
+        diagonal, begin, end, before, last = torch.stack(table, 1)[of].unbind(1)
+        own = torch.add(token, diagonal, alpha=sign)
+        low, high = sides
+        first = torch.clamp(own - low, begin, end) if low >= 0 else begin
+        final = torch.clamp(own + high, before, last) if high >= 0 else last
+        return [first, final, diagonal, torch.zeros_like(token)]
 
-    token, of = _sequence_of(begin_k[:-1], total_k)
-    own = token - begin_k[of] - shift[of]
-    count_q = length_q[of]
-    first = own - right if right >= 0 else torch.zeros_like(own)
-    last = own + left if left >= 0 else count_q - 1
-    first = torch.minimum(first.clamp(min=0), count_q)
-    last = torch.minimum(last.clamp(min=-1), count_q - 1)
-    base = begin_q[of]
-    span_k = torch.stack([base + first, base + last], 1)
-    return span_q, span_k
+    keys = [diagonal, begin_k, end_k, before_k, last_k]
+    span_q = seen(total_q, end_q[:-1].contiguous(), keys, 1, (left, right))
+    queries = [diagonal, begin_q, end_q, before_q, last_q]
+    span_k = seen(total_k, end_k[:-1].contiguous(), queries, -1, (right, left))
+    return torch.stack(span_q, 1), torch.stack(span_k[:2], 1)
 
 
 def _slopes_of(slopes: Any, q: Tensor, batch: int) -> Tensor:

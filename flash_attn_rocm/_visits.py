@@ -30,10 +30,11 @@ class Geometry(NamedTuple):
     numbers: tuple[Any, ...]  # those of Features
 
 
-def geometry_of(q: Tensor, k: Tensor, features: Features) -> Geometry:
-    """That of a call with q and k in the ops' layout; holds no mask and no bias."""
-    spans, blocks = features.span_q, features.blocks
-    return Geometry(q.shape, k.shape, spans, blocks, features[TENSORS:])
+def without_tables(
+    features: Features,
+) -> tuple[Tensor | None, Tensor | None, tuple[Any, ...]]:
+    """The last fields of a Geometry; they keep no mask and no bias alive."""
+    return features.span_q, features.blocks, features[TENSORS:]
 
 
 def _ranges(features: Features, length: int, seqlen_k: int) -> tuple[Tensor, Tensor]:
