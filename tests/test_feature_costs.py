@@ -27,7 +27,7 @@ def features(monkeypatch):
 
 
 def test_each_feature_costs_the_forward_no_more_than_its_goal(features):
-    rows = features.collect(512, backward=False)
+    rows = features.collect(1024, backward=False)
     assert features.failures(rows) == []
     unused = next(row for row in rows if row["name"].startswith("blocks"))
     assert unused["valu"]["forward"] <= 1.02

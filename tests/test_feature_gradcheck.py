@@ -84,11 +84,11 @@ def check(p, **how):
 
 FEATURES = {
     "plain": {},
-    "bias": dict(bias=drawn(2, 2, 5, 7)),
-    "bias of keys": dict(bias=drawn(1, 2, 1, 7)),
-    "bias of rows": dict(bias=drawn(2, 1, 5, 1)),
+    "bias": dict(bias=drawn(1, 2, 3, 5)),
+    "bias of keys": dict(bias=drawn(1, 2, 1, 5)),
+    "bias of rows": dict(bias=drawn(1, 1, 3, 1)),
     "bias of heads": dict(bias=drawn(1, 2, 1, 1)),
-    "mask": dict(mask=drawn(2, 1, 5, 7) > -0.5),
+    "mask": dict(mask=drawn(1, 1, 3, 5) > -0.5),
     "alibi": dict(alibi=torch.tensor([0.5, 0.125], dtype=torch.float64)),
     "softcap": dict(softcap=0.8),
     "sink": dict(sink=drawn(2)),
@@ -104,7 +104,7 @@ FEATURES = {
 
 @pytest.mark.parametrize("name", FEATURES)
 def test_gradcheck_of_each_feature_element_by_element(name):
-    p = problem(torch.float64, 5, 7, 3, dim_v=2, heads=2, heads_k=1, batch=2)
+    p = problem(torch.float64, 3, 5, 3, dim_v=2, heads=2, heads_k=1)
     assert check(p.but(**FEATURES[name]))
 
 

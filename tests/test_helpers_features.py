@@ -176,7 +176,7 @@ def test_exact_rows_are_those_of_loops(row):
     group = p.q.size(1) // p.k.size(1)
     factor = None
     if p.drops:
-        factor = kept(f.seed, f.dropout_p, p.scores) * keep_scale(f.dropout_p)
+        factor = kept(f.seed, f.dropout_p, p.scores)
     b, h = p.scores[0] - 1, p.scores[1] - 1
     for i in {0, p.scores[2] // 2, p.scores[2] - 1}:
         scores = loops(p, b, h, i)
@@ -186,7 +186,9 @@ def test_exact_rows_are_those_of_loops(row):
             total += math.exp(f.sink[h])
         out = torch.zeros(p.v.size(3), dtype=torch.float64)
         for j, x in scores.items():
-            times = 1.0 if factor is None else float(factor[b, h, i, j])
+            times = 1.0
+            if factor is not None:
+                times = float(factor[b, h, i, j]) * keep_scale(f.dropout_p)
             out += math.exp(x) / total * times * p.v[b, h // group, j].double()
         assert np.abs(out.numpy() - own.out[b, h, i]).max() < 1e-13
         lse = math.log(total) if total else -math.inf
