@@ -36,6 +36,7 @@ import flash_attn_rocm
 import hipsim
 from flash_attn_rocm import _ops, _python_ops
 from flash_attn_rocm._autograd import absent
+from flash_attn_rocm._features import Features
 
 PAGE = ROOT / "docs" / "performance.md"
 CASES = [
@@ -89,7 +90,8 @@ class Problem:
         return (scores - lse.unsqueeze(-1)).exp() @ v, lse
 
     def _options(self) -> tuple[Any, ...]:
-        return (*(absent,) * 6, self.scale, 0.0, 0.0, self._mask(), -1, -1)
+        features = Features(scale=self.scale, causal=self._mask())
+        return features.op_args(absent)
 
     def _mask(self) -> int:
         return _ops.CAUSAL_TOP_LEFT if self.causal else _ops.CAUSAL_NONE
@@ -106,7 +108,8 @@ class Problem:
         """Likewise."""
         inputs = (self.dout, absent, self.q, self.k, self.v, out, lse, out_lo)
         options = (*self._options(), EVERYTHING, False)
-        return _python_ops.backward(*inputs, *options)
+        dq, dk, dv, _, _ = _python_ops.backward(*inputs, *options)
+        return dq, dk, dv
 
     def torch_forward(self) -> _ops.Three:
         """What forward() would return."""
