@@ -382,10 +382,12 @@ struct fa_forward_layout : fa_layout<KIND, DIM, OWN, 1, KIND == FA_F32 ? 1 : 8,
                                      DIM / 8 * sizeof(FA_NUMBER(KIND)) >= 96> {
 };
 
-/* FA_BF16: scores of scaled keys become what they would be without. */
+/* FA_BF16: scores of scaled keys become what they would be without; own: what
+ * else of each row. */
 template <int KIND, int OWN>
 static FA_DEVICE void fa_undo_keys(FA_NUMBER(KIND) s[OWN][FA_WALKED],
-                                   fa_lds area, uint32_t tid)
+                                   const FA_NUMBER(KIND) own[OWN], fa_lds area,
+                                   uint32_t tid)
 {
     FA_NUMBER(KIND) undo[FA_WALKED];
 
@@ -394,7 +396,7 @@ static FA_DEVICE void fa_undo_keys(FA_NUMBER(KIND) s[OWN][FA_WALKED],
     for (int i = 0; i < OWN; i++) {
 #pragma unroll
         for (int j = 0; j < FA_WALKED; j++) {
-            s[i][j] *= undo[j];
+            s[i][j] = s[i][j] * undo[j] * own[i];
         }
     }
 }
@@ -457,6 +459,7 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
     float v_scale = 1.0f;
     number scale_log2[OWN];
     number per_unit[OWN];
+    number undo_row[OWN]; /* FA_BF16, FA_FULL */
 
     if (fa_left_to_other<KIND, FA_FORWARD>(a, first, place, &fit,
                                            lds + L::AREA_AT, tid)) {
@@ -472,11 +475,15 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
     for (int i = 0; i < OWN; i++) {
         int row = first + fa_own_row(OWN, tid, i);
         scale_log2[i] = uniform;
+        undo_row[i] = 1;
         per_unit[i] = LEVEL == FA_FULL ? (number)a->per_unit : (number)0;
         if constexpr (KIND == FA_BF16) {
-            float undo = fa_undo_scale<KIND>(a, FA_Q_AT, place, row);
-            scale_log2[i] = fa_max(uniform * undo, 0x1p-126f);
-            per_unit[i] *= fa_inverse_power(undo);
+            float undo_own = fa_undo_scale<KIND>(a, FA_Q_AT, place, row);
+            if (LEVEL == FA_FULL) { /* to whose scores something is added */
+                undo_row[i] = undo_own;
+            } else {
+                scale_log2[i] = fa_max(uniform * undo_own, 0x1p-126f);
+            }
         }
     }
     fa_start_rows<KIND, DIM, OWN, LEVEL>(&rows, per_unit, a, place, tid);
@@ -514,7 +521,7 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
                                active, &tid);
         if (active) {
             if (KIND == FA_BF16) {
-                fa_undo_keys<KIND, OWN>(s, lds + L::AREA_AT, tid);
+                fa_undo_keys<KIND, OWN>(s, undo_row, lds + L::AREA_AT, tid);
             }
             fa_take_scores<KIND, DIM, OWN, LEVEL>(&rows, s, p, scale_log2,
                                                   per_unit, a, place, first,
