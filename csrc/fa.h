@@ -290,10 +290,10 @@ typedef struct fa_rotary {
     fa_tensor k;     /* (B, S, Hk, D), type of q; either may have no heads */
     fa_tensor out_q; /* like them; data may be NULL until the launch */
     fa_tensor out_k;
-    fa_tensor cos; /* (B or 1, S, 1, n), type of q or of sums over it */
-    fa_tensor sin; /* like cos */
+    fa_tensor cos;    /* (B or 1, S, 1, n), type of q or of sums over it */
+    fa_tensor sin;    /* like cos */
     bool interleaved; /* pairs (2i, 2i + 1); else (i, i + n) */
-    bool inverse;     /* by the negative angles: undoes it, and is its gradient */
+    bool inverse; /* by the negative angles: undoes it, and is its gradient */
 } fa_rotary;
 
 /* Likewise; the plan has one step at most, and its `tensors` and `narrow` are of

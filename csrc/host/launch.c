@@ -402,8 +402,8 @@ fa_status fa_run_rotary(fa_runtime *runtime, const fa_target *target,
     }
     fa_status status = enter(runtime, target, &driver, &scope, error);
     if (status == FA_OK) {
-        status = launch_rotary(runtime, driver, target, problem,
-                               &plan->step[0], counts, error);
+        status = launch_rotary(runtime, driver, target, problem, &plan->step[0],
+                               counts, error);
         driver->leave(driver, &scope);
     }
     return status;

@@ -31,7 +31,7 @@ typedef enum fa_pass {
     FA_BACKWARD_Q,  /* dq */
     FA_BACKWARD_BIAS, /* dbias, summed over the dimensions where bias is of size
                        * 1; in fp32 or fp64 arithmetic */
-    FA_ROTARY /* q and k with rotated channels; has fa_rotary_args */
+    FA_ROTARY         /* q and k with rotated channels; has fa_rotary_args */
 } fa_pass;
 
 /* What a row of variants.def can do.  FA_FULL does what FA_PLAIN does and costs
@@ -225,14 +225,14 @@ enum {
 typedef struct fa_rotary_args {
     fa_view in[2];  /* q (B, S, H, D) and k (B, S, Hk, D) */
     fa_view out[2]; /* like them */
-    fa_view cos;    /* (B, S, 1, R / 2); stride[0] is 0 if all batches share it */
+    fa_view cos; /* (B, S, 1, R / 2); stride[0] is 0 if all batches share it */
     fa_view sin;
-    int32_t seqlen;     /* S >= 1 */
-    int32_t heads;      /* H */
-    int32_t heads_k;    /* Hk */
-    int32_t head_dim;   /* D */
-    int32_t rotary_dim; /* R, even, at most D */
-    int32_t stored;     /* fa_dtype of q, k and the outputs */
+    int32_t seqlen;       /* S >= 1 */
+    int32_t heads;        /* H */
+    int32_t heads_k;      /* Hk */
+    int32_t head_dim;     /* D */
+    int32_t rotary_dim;   /* R, even, at most D */
+    int32_t stored;       /* fa_dtype of q, k and the outputs */
     int32_t stored_table; /* of cos and sin: the same, or float for 16 bits */
     uint32_t wide;        /* FA_ROTARY_WIDE_* */
     uint32_t interleaved; /* pairs (2p, 2p + 1), not (p, p + R / 2) */
