@@ -392,6 +392,7 @@ def test_compiled_without_a_graph_break(backend):
     torch._dynamo.reset()
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_vmap_without_gradients_is_a_batch():
     q, k = normal(3, 2, 4, 2, 8, dtype=F16), normal(3, 2, 4, 1, 8, dtype=F16)
     cos, sin = tables(4, 4)
@@ -399,6 +400,18 @@ def test_vmap_without_gradients_is_a_batch():
     for b in range(3):
         want = fa.apply_rotary(q[b], k[b], cos, sin)
         assert all(torch.equal(x[b], y) for x, y in zip(made, want))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_batches_of_gradients_are_those_one_by_one():
+    q, k = leaves(F32)
+    made = fa.apply_rotary(q, k, *tables(3, 6))
+    douts = [normal(3, *t.shape, seed=4) for t in made]
+    options = dict(retain_graph=True)
+    got = torch.autograd.grad(made, (q, k), douts, is_grads_batched=True, **options)
+    for at in range(3):
+        want = torch.autograd.grad(made, (q, k), [t[at] for t in douts], **options)
+        assert all(torch.equal(g[at], w) for g, w in zip(got, want))
 
 
 def test_gradients_under_a_transform_are_refused():
@@ -412,6 +425,15 @@ def test_gradients_under_a_transform_are_refused():
         torch.func.grad(loss)(q)
     with pytest.raises(FlashAttnError, match=r"^q: .*tangent"):
         torch.func.jvp(loss, (q,), (q,))
+    # Inside of vmap such a tensor says that it requires none.
+    batch = torch.stack([q, q])
+    for wanted in (0, 1):
+        leaf = batch.clone().requires_grad_()
+        tensors = (leaf, batch) if wanted == 0 else (batch, leaf)
+        with pytest.raises(FlashAttnError, match=r"^[qk]: .*requires grad outside"):
+            torch.vmap(fa.apply_rotary, (0, 0, None, None))(*tensors, cos, sin)
+        with torch.no_grad():
+            torch.vmap(fa.apply_rotary, (0, 0, None, None))(*tensors, cos, sin)
 
 
 def test_autocast_changes_nothing():
