@@ -218,14 +218,16 @@ typedef enum fa_cause {
     FA_CAUSE_LAST,   /* elements of a row not next to each other */
     FA_CAUSE_BASE,   /* base not 16-byte aligned */
     FA_CAUSE_STRIDE, /* a stride not a multiple of 16 bytes */
-    FA_CAUSE_ROW     /* a row stride too long for 32-bit offsets in a tile */
+    FA_CAUSE_ROW,    /* a row stride too long for 32-bit offsets in a tile */
+    FA_CAUSE_ROTARY  /* a granule is turned in part */
 } fa_cause;
 
 typedef struct fa_narrow {
     fa_cause cause;
     int32_t axis;  /* for the causes that have one */
-    int32_t limit; /* elements of a granule; of FA_CAUSE_ROW log2(limit) */
-    int64_t value; /* the head dim or stride */
+    int32_t limit; /* elements of a granule; of FA_CAUSE_ROW log2(limit), of
+                    * FA_CAUSE_ROTARY as many as are turned together */
+    int64_t value; /* the head dim, stride or rotary dim */
 } fa_narrow;
 
 typedef enum fa_work {
@@ -279,6 +281,25 @@ fa_status fa_plan_forward(const fa_problem *problem, fa_plan *plan,
 fa_status fa_plan_backward(const fa_problem *problem,
                            const fa_gradients *gradients, fa_plan *plan,
                            fa_error *error);
+
+/* Rotary positions: of q and k the first 2 n channels of a head are turned in
+ * pairs by the angles of their token, of which cos and sin have n columns; the
+ * rest is copied.  Dimensions as torch has them here, (B, S, H, D). */
+typedef struct fa_rotary {
+    fa_tensor q;     /* (B, S, H, D) */
+    fa_tensor k;     /* (B, S, Hk, D), type of q; either may have no heads */
+    fa_tensor out_q; /* like them; data may be NULL until the launch */
+    fa_tensor out_k;
+    fa_tensor cos;    /* (B or 1, S, 1, n), type of q or of sums over it */
+    fa_tensor sin;    /* like cos */
+    bool interleaved; /* pairs (2i, 2i + 1); else (i, i + n) */
+    bool inverse; /* by the negative angles: undoes it, and is its gradient */
+} fa_rotary;
+
+/* Likewise; the plan has one step at most, and its `tensors` and `narrow` are of
+ * q, k, cos and sin. */
+fa_status fa_plan_rotary(const fa_rotary *problem, fa_plan *plan,
+                         fa_error *error);
 
 /* Whether a step is one that calls are reported by: not FA_PREPARE, and not
  * the strict kernel behind a fast one. */
@@ -347,6 +368,10 @@ fa_status fa_backward(fa_runtime *runtime, const fa_target *target,
                       const fa_problem *problem, const fa_gradients *gradients,
                       const fa_plan *plan, void *workspace, fa_counts *counts,
                       fa_error *error);
+
+fa_status fa_run_rotary(fa_runtime *runtime, const fa_target *target,
+                        const fa_rotary *problem, const fa_plan *plan,
+                        fa_counts *counts, fa_error *error);
 
 /* -- libraries that are already loaded ------------------------------------- */
 

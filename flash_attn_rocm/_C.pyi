@@ -96,6 +96,32 @@ def backward(
     dbias_ptr: int = 0,
     dsink_ptr: int = 0,
 ) -> None: ...
+def rotary(
+    device_type: int,
+    device_index: int,
+    stream: int,
+    arch: str | None,
+    dtype: int,
+    table_dtype: int,
+    q_ptr: int,
+    k_ptr: int,
+    cos_ptr: int,
+    sin_ptr: int,
+    out_q_ptr: int,
+    out_k_ptr: int,
+    q_size: _Four,
+    q_stride: _Four,
+    k_size: _Four,
+    k_stride: _Four,
+    cos_size: _Four,
+    cos_stride: _Four,
+    sin_size: _Four,
+    sin_stride: _Four,
+    out_q_stride: _Four,
+    out_k_stride: _Four,
+    interleaved: bool,
+    inverse: bool,
+) -> None: ...
 def load(
     device_type: int, device_index: int, arch: str | None, dtype: int | None = None
 ) -> None: ...

@@ -24,6 +24,7 @@ from ._errors import FlashAttnError
 from ._flash_attn import flash_attn_func
 from ._profile import Profile, profile
 from ._reason import Reason
+from ._rotary import apply_rotary
 from ._shim import patch, patched, unpatch
 from ._simulate import simulate
 from ._status import build_info, explain, last_call, status
@@ -35,6 +36,7 @@ __all__ = [
     "Profile",
     "Reason",
     "__version__",
+    "apply_rotary",
     "attention",
     "build_info",
     "explain",

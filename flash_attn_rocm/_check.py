@@ -34,7 +34,9 @@ from ._simulate import current_arch, traced_arch
 from ._torch import (
     forward_ad,
     functorch_active,
+    get_unwrapped,
     is_dynamo_compiling,
+    is_functorch_wrapped,
     traced_functorch_active,
 )
 
@@ -130,6 +132,15 @@ def check_sizes(q: Tensor, k: Tensor, v: Tensor, needs_grad: bool) -> None:
             raise refuse(name, f"a length of at most {SEQLEN_MAX}", tensor.size(2))
 
 
+def _needs_grad_inside(tensor: Tensor | None) -> bool:
+    """Whether what a functorch transform wraps requires grad; vmap's does not say."""
+    while tensor is not None and is_functorch_wrapped(tensor):
+        tensor = get_unwrapped(tensor)
+        if tensor is not None and tensor.requires_grad:
+            return True
+    return False
+
+
 def check_transforms(needs_grad: bool, **tensors: Tensor | None) -> None:
     """Refuse what would lose a derivative or stop inside of torch."""
     if forward_ad._current_level >= 0:
@@ -142,6 +153,11 @@ def check_transforms(needs_grad: bool, **tensors: Tensor | None) -> None:
     if needs_grad and (traced_functorch_active() if compiling else functorch_active()):
         expected = "no gradient under a functorch transform (grad, vjp, vmap)"
         raise refuse("q", expected, "a transform")
+    if not compiling and functorch_active() and torch.is_grad_enabled():
+        for name, tensor in tensors.items():
+            if _needs_grad_inside(tensor):
+                expected = "no gradient under a functorch transform (grad, vjp, vmap)"
+                raise refuse(name, expected, "a tensor that requires grad outside")
 
 
 def check_device(q: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The ops flash_attn_rocm::fwd and ::bwd: registration, fake kernels, flops.
+"""The ops flash_attn_rocm::fwd, ::bwd and ::rotary: registration, fake kernels, flops.
 
 Registered from C through libtorch's stable C ABI where this torch has it,
 otherwise from Python (_python_ops) around the same C entries. Whatever goes wrong
@@ -26,6 +26,7 @@ from ._version import TORCH_MIN, TORCH_MIN_TEXT, __version__
 
 Three = tuple[Tensor, Tensor, Tensor]
 Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+Two = tuple[Tensor, Tensor]
 
 _FEATURES = (
     "Tensor bias, Tensor mask, Tensor alibi, Tensor sink, Tensor seed, Tensor span_q, "
@@ -41,6 +42,10 @@ BACKWARD_SCHEMA = (
     "bwd(Tensor dout, Tensor dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
     f"Tensor lse, Tensor out_lo, {_FEATURES}int wanted, bool grads_fp32) -> "
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)"
+)
+ROTARY_SCHEMA = (
+    "rotary(Tensor q, Tensor k, Tensor cos, Tensor sin, bool interleaved, "
+    "bool inverse) -> (Tensor out_q, Tensor out_k)"
 )
 # The last is no mask either, but windows and ALiBi start at the top left.
 CAUSAL_NONE, CAUSAL_TOP_LEFT, CAUSAL_BOTTOM_RIGHT, CAUSAL_NONE_TOP_LEFT = 0, 1, 2, 3
@@ -68,6 +73,7 @@ _DTYPE_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 ext: Any = None  # the extension module, None if it cannot be imported
 op: Callable[..., Three] | None = None
 backward_op: Callable[..., Five] | None = None
+rotary_op: Callable[..., Two] | None = None
 source: str | None = None  # "c" or "python": who registered the ops
 unavailable: str | None = None  # why there are no ops
 
@@ -128,6 +134,39 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
                 f"{name}: expected dtype {dtype_name(q.dtype)} (as q), got "
                 f"{dtype_name(tensor.dtype)}"
             )
+
+
+def check_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """What C cannot see of the tensors of rotary: layout, rank, dtype, device."""
+    inputs, tables = "batch, seqlen, heads, head dim", "seqlen, columns"
+    for name, tensor in (("q", q), ("k", k), ("cos", cos), ("sin", sin)):
+        check_strided(name, tensor)
+        axes = inputs if name in ("q", "k") else tables
+        if axes is tables and tensor.dim() == 3:
+            axes = f"batch, {tables}"
+        dims = axes.count(",") + 1
+        if tensor.dim() != dims:
+            raise RuntimeError(
+                f"{name}: expected {dims} dimensions ({axes}), got {tensor.dim()}"
+            )
+        if tensor.dtype not in _DTYPE_CODES:
+            raise RuntimeError(
+                f"{name}: expected dtype float16, bfloat16, float32 or float64, got "
+                f"{tensor.dtype}"
+            )
+        check_device(name, tensor, q)
+    for name, tensor, whose, like in (("k", k, "q", q), ("sin", sin, "cos", cos)):
+        if tensor.dtype is not like.dtype:
+            raise RuntimeError(
+                f"{name}: expected dtype {dtype_name(like.dtype)} (as {whose}), got "
+                f"{dtype_name(tensor.dtype)}"
+            )
+
+
+def rotary_outputs(q: Tensor, k: Tensor) -> Two:
+    """Uninitialised out_q and out_k."""
+    like = torch.empty_like
+    return like(q, requires_grad=False), like(k, requires_grad=False)
 
 
 def lse_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -216,6 +255,13 @@ def _fake_backward(
     return gradients(q, k, v, rest[3], rest[-2], rest[-1])
 
 
+def _fake_rotary(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool
+) -> Two:
+    check_rotary(q, k, cos, sin)
+    return rotary_outputs(q, k)
+
+
 # --------------------------------------------------------------------------
 # Flops, for FlopCounterMode; causal is not counted, as in torch.
 
@@ -258,16 +304,18 @@ def _register_flops() -> None:
 
 
 def _register_from_python() -> None:
-    from ._python_ops import backward, forward
+    from ._python_ops import backward, forward, rotary
 
     make: Any = torch.library.Library  # untyped in torch
     library = make("flash_attn_rocm", "FRAGMENT")
     _libraries.append(library)
     library.define(SCHEMA)
     library.define(BACKWARD_SCHEMA)
+    library.define(ROTARY_SCHEMA)
     for key in ("CPU", "CUDA"):
         library.impl("fwd", forward, key)
         library.impl("bwd", backward, key)
+        library.impl("rotary", rotary, key)
 
 
 def version_of(torch_version: str) -> tuple[int, int]:
@@ -283,7 +331,7 @@ def configure(mode: str) -> None:
 
 def load() -> None:
     """Import the extension and register the ops, or set `unavailable`."""
-    global ext, op, backward_op, source, unavailable
+    global ext, op, backward_op, rotary_op, source, unavailable
     try:
         if version_of(str(torch.__version__)) < TORCH_MIN:
             raise RuntimeError("this torch is too old")
@@ -298,7 +346,9 @@ def load() -> None:
             registered = "python"
         torch.library.register_fake("flash_attn_rocm::fwd")(_fake)
         torch.library.register_fake("flash_attn_rocm::bwd")(_fake_backward)
+        torch.library.register_fake("flash_attn_rocm::rotary")(_fake_rotary)
         _register_flops()
+        rotary_op = torch.ops.flash_attn_rocm.rotary.default
         backward_op = torch.ops.flash_attn_rocm.bwd.default
         op = torch.ops.flash_attn_rocm.fwd.default
         source = registered

@@ -17,11 +17,14 @@ from . import _ops
 from ._ops import (
     Five,
     Three,
+    Two,
     check_inputs,
+    check_rotary,
     dtype_code,
     dtype_name,
     gradients,
     outputs,
+    rotary_outputs,
 )
 from ._simulate import launch_arch
 
@@ -283,3 +286,33 @@ def backward(
         *_pointers(dbias, dsink),
     )
     return results
+
+
+def _table(table: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes and strides as (batch or 1, seqlen, 1, columns)."""
+    batched = table if table.dim() == 3 else table[None]
+    four = batched[:, :, None]
+    return tuple(four.shape), four.stride()
+
+
+def rotary(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool
+) -> Two:
+    """The kernel of rotary."""
+    check_rotary(q, k, cos, sin)
+    out_q, out_k = rotary_outputs(q, k)
+    _launch(
+        _ops.ext.rotary,
+        q,
+        dtype_code(q.dtype),
+        dtype_code(cos.dtype),
+        *_pointers(q, k, cos, sin, out_q, out_k),
+        *_sizes_and_strides(q, k),
+        *_table(cos),
+        *_table(sin),
+        out_q.stride(),
+        out_k.stride(),
+        interleaved,
+        inverse,
+    )
+    return out_q, out_k

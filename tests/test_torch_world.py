@@ -247,7 +247,7 @@ def test_forward_mode_of_sdpa_is_stocks_also_for_leaves():
     assert tangent.any()
 
 
-@pytest.mark.parametrize("transform", ["grad", "jvp", "dual"])
+@pytest.mark.parametrize("transform", ["grad", "jvp", "dual", "vmap"])
 def test_flash_attn_func_refuses_a_transform_that_it_cannot_follow(transform):
     import torch.autograd.forward_ad as forward_ad
 
@@ -261,6 +261,8 @@ def test_flash_attn_func_refuses_a_transform_that_it_cannot_follow(transform):
             torch.func.grad(loss)(q)
         elif transform == "jvp":
             torch.func.jvp(loss, (q,), (torch.ones_like(q),))
+        elif transform == "vmap":  # whose tensors do not say what they require
+            torch.vmap(loss)(torch.stack([q, q]).requires_grad_())
         else:
             with forward_ad.dual_level():
                 loss(forward_ad.make_dual(q, torch.ones_like(q)))

@@ -394,6 +394,9 @@ void fa_call_fill(const fa_problem *p, const fa_gradients *g,
         fill_bias(call, p, g, rows);
         arrays = 0; /* it converts nothing to fp16 */
         break;
+    case FA_ROTARY: /* never a step of attention */
+        assert(false);
+        break;
     }
     add_arrays(call, p, w, workspace, arrays, scales, access);
 }

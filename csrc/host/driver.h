@@ -36,7 +36,7 @@ typedef struct fa_launch {
     uint32_t threads;
     uint32_t lds_bytes; /* static in AMD code objects, dynamic on CUDA */
     void *stream;
-    fa_args *args;
+    void *args;               /* fa_args, or as the kernel's pass says */
     const fa_access *tensors; /* all the memory it may touch */
     size_t tensor_count;
 } fa_launch;

@@ -353,6 +353,64 @@ static fa_status run(fa_runtime *runtime, const fa_target *target,
     return status;
 }
 
+/* -- rotary positions ------------------------------------------------------ */
+
+static fa_status launch_rotary(fa_runtime *runtime, fa_driver *driver,
+                               const fa_target *target, const fa_rotary *p,
+                               const fa_step *step, fa_counts *counts,
+                               fa_error *error)
+{
+    void *function = NULL;
+    fa_rotary_call call;
+    fa_status status =
+        find_kernel(runtime, driver, target, step->variant, &function, error);
+    if (status != FA_OK) {
+        return status;
+    }
+    fa_rotary_call_fill(p, &call);
+    const fa_launch request = {
+        .function = function,
+        .symbol = step->variant->symbol,
+        .grid = {step->grid[0], step->grid[1], step->grid[2]},
+        .threads = step->variant->threads,
+        .lds_bytes = step->variant->lds_bytes,
+        .stream = target->stream,
+        .args = &call.args,
+        .tensors = call.access,
+        .tensor_count = call.access_count,
+    };
+    return driver->launch(driver, &request, counts, error);
+}
+
+fa_status fa_run_rotary(fa_runtime *runtime, const fa_target *target,
+                        const fa_rotary *problem, const fa_plan *plan,
+                        fa_counts *counts, fa_error *error)
+{
+    fa_driver *driver = NULL;
+    fa_scope scope;
+    *counts = (fa_counts){0};
+    if (plan->work == FA_WORK_NONE) {
+        return FA_OK;
+    }
+    const fa_tensor *const outputs[] = {&problem->out_q, &problem->out_k};
+    for (int i = 0; i < 2; i++) {
+        if (outputs[i]->data == NULL && !fa_tensor_is_empty(outputs[i])) {
+            return fa_fail(error, FA_EINVAL,
+                           "%s: expected its address, got none",
+                           i == 0 ? "out_q" : "out_k");
+        }
+    }
+    fa_status status = enter(runtime, target, &driver, &scope, error);
+    if (status == FA_OK) {
+        status = launch_rotary(runtime, driver, target, problem, &plan->step[0],
+                               counts, error);
+        driver->leave(driver, &scope);
+    }
+    return status;
+}
+
+/* -- attention ------------------------------------------------------------- */
+
 fa_status fa_forward(fa_runtime *runtime, const fa_target *target,
                      const fa_problem *problem, const fa_plan *plan,
                      void *workspace, fa_counts *counts, fa_error *error)

@@ -90,4 +90,15 @@ void fa_call_fill(const fa_problem *problem, const fa_gradients *gradients,
                   const fa_plan *plan, const fa_step *step, void *workspace,
                   fa_call *call);
 
+/* -- rotary.c -------------------------------------------------------------- */
+
+/* What the launch is told; `access` points to the problem's tensors. */
+typedef struct fa_rotary_call {
+    fa_rotary_args args;
+    fa_access access[6];
+    size_t access_count;
+} fa_rotary_call;
+
+void fa_rotary_call_fill(const fa_rotary *problem, fa_rotary_call *call);
+
 #endif

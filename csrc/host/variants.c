@@ -39,8 +39,9 @@ fa_dtype fa_dtype_of_sums(fa_dtype dtype)
 
 const char *fa_pass_name(fa_pass pass)
 {
-    static const char *const names[] = {"forward", "prepare", "backward_kv",
-                                        "backward_q", "backward_bias"};
+    static const char *const names[] = {"forward",       "prepare",
+                                        "backward_kv",   "backward_q",
+                                        "backward_bias", "rotary"};
     assert((size_t)pass < sizeof names / sizeof names[0]);
     return names[pass];
 }

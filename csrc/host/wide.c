@@ -103,6 +103,10 @@ static void append_cause(char *text, const fa_narrow *why)
         append(text, "%s stride %lld is not a multiple of %d", axis, value,
                (int)why->limit);
         break;
+    case FA_CAUSE_ROTARY:
+        append(text, "rotary dim %lld is not a multiple of %d", value,
+               (int)why->limit);
+        break;
     case FA_CAUSE_ROW:
         append(text, "%s stride %lld is not below 2^%d", axis, value,
                (int)why->limit);
@@ -135,8 +139,12 @@ static bool is_same(const fa_narrow *a, const fa_narrow *b)
 
 void fa_plan_why(const fa_plan *plan, char text[FA_WHY_CHARS])
 {
-    static const char *const names[FA_TENSORS] = {"q",   "k",  "v",  "dout",
-                                                  "out", "dq", "dk", "dv"};
+    static const char *const of_attention[FA_TENSORS] = {
+        "q", "k", "v", "dout", "out", "dq", "dk", "dv"};
+    static const char *const of_rotary[] = {"q", "k", "cos", "sin"};
+    const bool rotary =
+        plan->count != 0 && plan->step[0].variant->pass == FA_ROTARY;
+    const char *const *names = rotary ? of_rotary : of_attention;
     uint32_t left = 0;
     text[0] = '\0';
     if (plan->work != FA_WORK_STEPS) {
@@ -155,7 +163,9 @@ void fa_plan_why(const fa_plan *plan, char text[FA_WHY_CHARS])
         left |= plan->narrow[i].cause != FA_CAUSE_WIDE ? 1U << i : 0;
     }
     append_features(text, plan->features);
-    append(text, left == 0 ? "wide: every load is 16 bytes" : "narrow: ");
+    append(text, left != 0 ? "narrow: "
+                 : rotary  ? "wide: 16 bytes of q and k at a time"
+                           : "wide: every load is 16 bytes");
     /* Tensors with the same reason are named together; a head dim that is
      * everybody's needs no names. */
     for (int i = 0; i < FA_TENSORS; i++) {

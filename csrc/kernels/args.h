@@ -1,5 +1,6 @@
 /* args.h: the one argument of every kernel, passed by value, and the words
- * that the rows of variants.def are written in.
+ * that the rows of variants.def are written in.  FA_ROTARY, which is no
+ * attention, has a struct of its own.
  *
  * Shared by the kernels (any target), the host layer and the C tests, so it
  * includes nothing but <stdint.h> types and is valid C11, HIP and CUDA.
@@ -28,8 +29,9 @@ typedef enum fa_pass {
     FA_PREPARE,     /* what the other passes need to know of whole rows */
     FA_BACKWARD_KV, /* dk and dv, each if not NULL */
     FA_BACKWARD_Q,  /* dq */
-    FA_BACKWARD_BIAS /* dbias, summed over the dimensions where bias is of size
-                      * 1; in fp32 or fp64 arithmetic */
+    FA_BACKWARD_BIAS, /* dbias, summed over the dimensions where bias is of size
+                       * 1; in fp32 or fp64 arithmetic */
+    FA_ROTARY         /* q and k with rotated channels; has fa_rotary_args */
 } fa_pass;
 
 /* What a row of variants.def can do.  FA_FULL does what FA_PLAIN does and costs
@@ -202,6 +204,41 @@ typedef struct fa_args {
                           * fp16 (fit.h), 0: always */
 } fa_args;
 
+/* -- rotary positions ------------------------------------------------------ */
+
+enum {
+    FA_ROTARY_TOKENS = 64, /* that a workgroup turns, */
+    FA_ROTARY_HEADS = 4    /* of so many heads */
+};
+
+/* What can be accessed 16 bytes at a time.  Of q and k, each with its output: as
+ * fa_args.wide, and a granule is turned whole or not at all. */
+enum {
+    FA_ROTARY_WIDE_Q = 1 << 0,
+    FA_ROTARY_WIDE_K = 1 << 1,
+    FA_ROTARY_WIDE_TABLES = 1 << 2 /* last stride 1, base and the other strides
+                                    * multiples of 16 bytes */
+};
+
+/* S tokens, H and Hk heads, R channels of D that are turned.  Dimensions in
+ * this order, unlike in fa_args. */
+typedef struct fa_rotary_args {
+    fa_view in[2];  /* q (B, S, H, D) and k (B, S, Hk, D) */
+    fa_view out[2]; /* like them */
+    fa_view cos; /* (B, S, 1, R / 2); stride[0] is 0 if all batches share it */
+    fa_view sin;
+    int32_t seqlen;       /* S >= 1 */
+    int32_t heads;        /* H */
+    int32_t heads_k;      /* Hk */
+    int32_t head_dim;     /* D */
+    int32_t rotary_dim;   /* R, even, at most D */
+    int32_t stored;       /* fa_dtype of q, k and the outputs */
+    int32_t stored_table; /* of cos and sin: the same, or float for 16 bits */
+    uint32_t wide;        /* FA_ROTARY_WIDE_* */
+    uint32_t interleaved; /* pairs (2p, 2p + 1), not (p, p + R / 2) */
+    uint32_t inverse;     /* 1: by the negative angle */
+} fa_rotary_args;
+
 #if !defined(__HIP__) && !defined(__CUDACC__)
 static_assert(sizeof(fa_view) == 40, "fa_view is part of the kernel ABI");
 static_assert(sizeof(fa_block) == 8, "fa_block is part of the kernel ABI");
@@ -213,6 +250,11 @@ static_assert(offsetof(fa_args, lse) == 608, "fa_args layout");
 static_assert(offsetof(fa_args, scale_of) == 632, "fa_args layout");
 static_assert(offsetof(fa_args, scale) == 696, "fa_args layout");
 static_assert(offsetof(fa_args, only_unfit) == 828, "fa_args layout");
+static_assert(sizeof(fa_rotary_args) == 280, "part of the kernel ABI");
+static_assert(offsetof(fa_rotary_args, cos) == 160, "fa_rotary_args layout");
+static_assert(offsetof(fa_rotary_args, seqlen) == 240, "fa_rotary_args layout");
+static_assert(offsetof(fa_rotary_args, inverse) == 276,
+              "fa_rotary_args layout");
 #endif
 
 #endif

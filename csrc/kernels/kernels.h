@@ -15,6 +15,7 @@
 #include "bias.h"
 #include "forward.h"
 #include "prepare.h"
+#include "rotary.h"
 
 /* How numbers are kept, from two columns of a row. */
 #define FA_KIND(arith, reads)                                    \
@@ -28,6 +29,7 @@
  * workgroups of 256 threads share a compute unit if LDS holds both and the
  * compiler keeps to 128 registers). */
 template <int PASS, int KIND, int DIM, int OWN, int LEVEL> struct fa_kernel {
+    typedef fa_args args;
     enum {
         LDS_BYTES = fa_backward_layout<KIND, DIM, OWN, PASS>::LDS_BYTES,
         WAVES = 1
@@ -40,6 +42,7 @@ template <int PASS, int KIND, int DIM, int OWN, int LEVEL> struct fa_kernel {
 
 template <int KIND, int DIM, int OWN, int LEVEL>
 struct fa_kernel<FA_FORWARD, KIND, DIM, OWN, LEVEL> {
+    typedef fa_args args;
     typedef fa_forward_layout<KIND, DIM, OWN> layout;
     enum {
         LDS_BYTES = layout::END,
@@ -53,6 +56,7 @@ struct fa_kernel<FA_FORWARD, KIND, DIM, OWN, LEVEL> {
 
 template <int KIND, int DIM, int OWN, int LEVEL>
 struct fa_kernel<FA_BACKWARD_BIAS, KIND, DIM, OWN, LEVEL> {
+    typedef fa_args args;
     enum {
         LDS_BYTES = fa_backward_layout<KIND, DIM, OWN, FA_BACKWARD_BIAS>::LDS_BYTES,
         WAVES = 1
@@ -65,6 +69,7 @@ struct fa_kernel<FA_BACKWARD_BIAS, KIND, DIM, OWN, LEVEL> {
 
 template <int KIND, int DIM, int OWN, int LEVEL>
 struct fa_kernel<FA_PREPARE, KIND, DIM, OWN, LEVEL> {
+    typedef fa_args args;
     enum { LDS_BYTES = KIND == FA_F64 ? 0 : 128, WAVES = 2 };
     static FA_DEVICE void run(fa_args_in a, fa_lds lds)
     {
@@ -72,11 +77,22 @@ struct fa_kernel<FA_PREPARE, KIND, DIM, OWN, LEVEL> {
     }
 };
 
+template <int KIND, int DIM, int OWN, int LEVEL>
+struct fa_kernel<FA_ROTARY, KIND, DIM, OWN, LEVEL> {
+    typedef fa_rotary_args args;
+    enum { LDS_BYTES = 0, WAVES = 4 };
+    static FA_DEVICE void run(fa_rotary_in a, fa_lds)
+    {
+        static_assert(OWN * 32 == FA_ROTARY_TOKENS, "tokens of a tile");
+        fa_rotary<KIND == FA_F64 ? (int)FA_F64 : (int)FA_F32>(a);
+    }
+};
+
 #define FA_MAKE_KERNEL(symbol, pass, kind, dim, level, rows, steps, threads,  \
                        lds_bytes)                                             \
     FA_KERNEL(threads,                                                        \
               (fa_kernel<pass, kind, dim, (rows) / 32, level>::WAVES))        \
-    symbol(fa_args args)                                                      \
+    symbol(fa_kernel<pass, kind, dim, (rows) / 32, level>::args args)         \
     {                                                                         \
         typedef fa_kernel<pass, kind, dim, (rows) / 32, level> kernel;        \
         static_assert((steps) == FA_WALK && (threads) == FA_THREADS,          \

@@ -61,14 +61,16 @@ typedef __INT16_TYPE__ fa_short2 __attribute__((ext_vector_type(2)));
 typedef const FA_CONSTANT fa_args *fa_args_in;
 
 /* The kernel's argument where the hardware has it. */
-static FA_DEVICE fa_args_in fa_arguments(const fa_args *)
+template <typename Args>
+static FA_DEVICE const FA_CONSTANT Args *fa_arguments(const Args *)
 {
-    return (fa_args_in)__builtin_amdgcn_kernarg_segment_ptr();
+    return (const FA_CONSTANT Args *)__builtin_amdgcn_kernarg_segment_ptr();
 }
 
 /* The same, but the compiler does not know: what is read through it is read
  * again, where it is needed, instead of being kept in scalar registers. */
-static FA_DEVICE fa_args_in fa_again(fa_args_in a)
+template <typename Args>
+static FA_DEVICE const FA_CONSTANT Args *fa_again(const FA_CONSTANT Args *a)
 {
     asm volatile("" : "+s"(a));
     return a;
@@ -318,12 +320,13 @@ extern __shared__ uint4 fa_dynamic_lds[];
 
 typedef const fa_args *fa_args_in;
 
-static FA_DEVICE fa_args_in fa_arguments(const fa_args *a)
+template <typename Args>
+static FA_DEVICE const FA_CONSTANT Args *fa_arguments(const Args *a)
 {
     return a;
 }
 
-static FA_DEVICE fa_args_in fa_again(fa_args_in a)
+template <typename Args> static FA_DEVICE const Args *fa_again(const Args *a)
 {
     return a;
 }

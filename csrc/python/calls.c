@@ -16,6 +16,13 @@
  *       "The ops on addresses, for kernels registered from Python; an address
  *        0 is an absent tensor, that of out_lo (fa.h: the residue) a multiple
  *        of 16.  Raise RuntimeError."
+ *   def rotary(device_type, device_index, stream, arch, dtype, table_dtype,
+ *              q_ptr, k_ptr, cos_ptr, sin_ptr, out_q_ptr, out_k_ptr,
+ *              q_size, q_stride, k_size, k_stride, cos_size, cos_stride,
+ *              sin_size, sin_stride, out_q_stride, out_k_stride,
+ *              interleaved, inverse):
+ *       "Likewise; sizes (batch, seqlen, heads, head dim), of tables
+ *        (batch or 1, seqlen, 1, columns)."
  *   def workspace(dtype, q_size, k_size, v_size, wanted, features=None) -> int:
  *       "The bytes that the forward (wanted 0) or the backward needs.  Raises
  *        RuntimeError."
@@ -90,6 +97,16 @@ static int parse_where(PyObject *const *args, where *w)
     return 0;
 }
 
+static fa_status choose_backend(where *w, fa_runtime **runtime, fa_error *error)
+{
+    fa_status status = fa_state_backend(w->device_type == 1, runtime,
+                                        &w->target.backend, error);
+    return status == FA_OK && w->target.backend == FA_SIM &&
+                   w->target.arch == NULL
+               ? fa_state_no_arch(error)
+               : status;
+}
+
 /* Runs a checked call; without the GIL.  `g` is NULL in a forward. */
 static fa_status run(where *w, const fa_problem *p, const fa_gradients *g,
                      const fa_plan *plan, void *workspace, int64_t bytes,
@@ -102,11 +119,7 @@ static fa_status run(where *w, const fa_problem *p, const fa_gradients *g,
                        "workspace: expected %zu bytes, got %lld",
                        plan->workspace.bytes, (long long)bytes);
     }
-    fa_status status = fa_state_backend(w->device_type == 1, &runtime,
-                                        &target->backend, error);
-    if (status == FA_OK && target->backend == FA_SIM && target->arch == NULL) {
-        status = fa_state_no_arch(error);
-    }
+    const fa_status status = choose_backend(w, &runtime, error);
     if (status != FA_OK) {
         return status;
     }
@@ -286,6 +299,87 @@ PyObject *fa_module_backward(PyObject *module, PyObject *const *args,
     if (status == FA_OK) {
         status = run(&w, &p, &g, &plan, workspace, bytes, &counts, &error);
     }
+    Py_END_ALLOW_THREADS
+    return finish(&w, status, &plan, &counts, &error);
+}
+
+/* -- rotary positions ------------------------------------------------------ */
+
+/* An address, sizes and strides, which lie at these places of `args`. */
+static int parse_rotary(const char *name, PyObject *const *args, int ptr,
+                        int size, fa_dtype dtype, fa_tensor *to)
+{
+    to->dtype = dtype;
+    return fa_parse_pointer(args[ptr], &to->data) ||
+                   fa_parse_tuple(name, args[size], 4, to->size) ||
+                   fa_parse_tuple(name, args[size + 1], 4, to->stride)
+               ? -1
+               : 0;
+}
+
+static fa_status run_rotary(where *w, const fa_rotary *p, fa_plan *plan,
+                            fa_counts *counts, fa_error *error)
+{
+    fa_runtime *runtime = NULL;
+    fa_status status = fa_plan_rotary(p, plan, error);
+    if (status == FA_OK) {
+        status = choose_backend(w, &runtime, error);
+    }
+    return status == FA_OK
+               ? fa_run_rotary(runtime, &w->target, p, plan, counts, error)
+               : status;
+}
+
+PyObject *fa_module_rotary(PyObject *module, PyObject *const *args,
+                           Py_ssize_t count)
+{
+    enum {
+        TABLE_DTYPE = WHERE,
+        Q_PTR,
+        K_PTR,
+        COS_PTR,
+        SIN_PTR,
+        OUT_Q_PTR,
+        OUT_K_PTR,
+        Q_SIZE,
+        K_SIZE = Q_SIZE + 2,
+        COS_SIZE = K_SIZE + 2,
+        SIN_SIZE = COS_SIZE + 2,
+        OUT_Q_STRIDE = SIN_SIZE + 2,
+        OUT_K_STRIDE,
+        INTERLEAVED,
+        INVERSE,
+        ARGS
+    };
+    where w;
+    fa_rotary p = {.inverse = false};
+    fa_dtype table = FA_F32;
+    fa_plan plan;
+    fa_counts counts;
+    fa_error error;
+    fa_status status = FA_OK;
+    (void)module;
+
+    if (fa_check_count("rotary", count, ARGS, ARGS) || parse_where(args, &w) ||
+        fa_parse_dtype(args[TABLE_DTYPE], &table) ||
+        parse_rotary("q", args, Q_PTR, Q_SIZE, w.dtype, &p.q) ||
+        parse_rotary("k", args, K_PTR, K_SIZE, w.dtype, &p.k) ||
+        parse_rotary("cos", args, COS_PTR, COS_SIZE, table, &p.cos) ||
+        parse_rotary("sin", args, SIN_PTR, SIN_SIZE, table, &p.sin)) {
+        return NULL;
+    }
+    p.out_q = p.q;
+    p.out_k = p.k;
+    if (fa_parse_pointer(args[OUT_Q_PTR], &p.out_q.data) ||
+        fa_parse_pointer(args[OUT_K_PTR], &p.out_k.data) ||
+        fa_parse_tuple("out_q", args[OUT_Q_STRIDE], 4, p.out_q.stride) ||
+        fa_parse_tuple("out_k", args[OUT_K_STRIDE], 4, p.out_k.stride) ||
+        fa_parse_bool(args[INTERLEAVED], &p.interleaved) ||
+        fa_parse_bool(args[INVERSE], &p.inverse)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    status = run_rotary(&w, &p, &plan, &counts, &error);
     Py_END_ALLOW_THREADS
     return finish(&w, status, &plan, &counts, &error);
 }

@@ -24,6 +24,7 @@ PyObject *fa_raise_runtime_error(const fa_error *error);
 
 PyObject *fa_module_forward(PyObject *, PyObject *const *, Py_ssize_t);
 PyObject *fa_module_backward(PyObject *, PyObject *const *, Py_ssize_t);
+PyObject *fa_module_rotary(PyObject *, PyObject *const *, Py_ssize_t);
 PyObject *fa_module_workspace(PyObject *, PyObject *const *, Py_ssize_t);
 PyObject *fa_module_load(PyObject *, PyObject *const *, Py_ssize_t);
 PyObject *fa_module_plan(PyObject *, PyObject *const *, Py_ssize_t);

@@ -8,10 +8,10 @@
  *        whether bfloat16 may go through fp16 (auto, strict).
  *        Loads nothing; may be called again."
  *   def register_ops() -> bool:
- *       "Register the ops fwd and bwd from C.  False if this torch lacks
- *        the functions.  Raises RuntimeError with torch's own words."
- *   def forward(...), backward(...), workspace(...), load(...), plan(...):
- *       see calls.c
+ *       "Register the ops fwd, bwd and rotary from C.  False if this torch
+ *        lacks the functions.  Raises RuntimeError with torch's own words."
+ *   def forward(...), backward(...), rotary(...), workspace(...), load(...),
+ *       plan(...): see calls.c
  *   def last_call() -> tuple | None:
  *       "This thread's last record: (backend, symbols, reason, device,
  *        wave_instructions, workgroups)."
@@ -206,6 +206,8 @@ static PyMethodDef methods[] = {
      "forward(...): the forward on addresses."},
     {"backward", FAST(fa_module_backward), METH_FASTCALL,
      "backward(...): the backward on addresses."},
+    {"rotary", FAST(fa_module_rotary), METH_FASTCALL,
+     "rotary(...): rotary positions on addresses."},
     {"workspace", FAST(fa_module_workspace), METH_FASTCALL,
      "workspace(dtype, q_size, k_size, v_size, wanted, features=None): bytes "
      "that forward() (wanted 0) or backward() needs."},

@@ -360,15 +360,17 @@ fa_status fa_ops_register(bool *registered, fa_error *error)
     if (fa_torch.library_init_fragment("flash_attn_rocm", "ops.c", __LINE__,
                                        &libraries[2]) ||
         fa_torch.library_def(libraries[2], fwd_schema) ||
-        fa_torch.library_def(libraries[2], bwd_schema)) {
-        status = refused("flash_attn_rocm::fwd, bwd", error);
+        fa_torch.library_def(libraries[2], bwd_schema) ||
+        fa_torch.library_def(libraries[2], FA_ROTARY_SCHEMA)) {
+        status = refused("flash_attn_rocm::fwd, bwd, rotary", error);
         goto fail;
     }
     for (int i = 0; i < 2; i++) {
         if (fa_torch.library_init_impl("flash_attn_rocm", keys[i], "ops.c",
                                        __LINE__, &libraries[i]) ||
             implement(libraries[i], "fwd", fwd_kernel) ||
-            implement(libraries[i], "bwd", bwd_kernel)) {
+            implement(libraries[i], "bwd", bwd_kernel) ||
+            implement(libraries[i], "rotary", fa_op_rotary)) {
             status = refused(keys[i], error);
             goto fail;
         }

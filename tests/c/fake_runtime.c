@@ -65,7 +65,11 @@ static fake_launch *note_launch(void *function, unsigned x, unsigned y,
                        .threads = threads,
                        .lds_bytes = lds_bytes,
                        .stream = stream};
-    memcpy(&l->args, params[0], sizeof l->args);
+    if (strncmp(function, "fa_rotary", 9) == 0) {
+        memcpy(&l->rotary, params[0], sizeof l->rotary);
+    } else {
+        memcpy(&l->args, params[0], sizeof l->args);
+    }
     fake.launches++;
     fake.device_at_launch = fake.device;
     fake.stream = stream;

@@ -22,7 +22,8 @@ typedef struct fake_launch {
     unsigned lds_bytes;
     void *stream;
     fa_args args;
-    int tensor_count; /* of hipsimLaunch */
+    fa_rotary_args rotary; /* instead, of kernels that are called so */
+    int tensor_count;      /* of hipsimLaunch */
     const void *tensor_data[FAKE_TENSORS];
     int64_t tensor_stride0[FAKE_TENSORS];
     uint32_t tensor_access[FAKE_TENSORS];

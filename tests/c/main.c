@@ -248,6 +248,7 @@ int main(int argc, char **argv)
     test_args(&run);
     test_features(&run);
     test_feature_refusals(&run);
+    test_rotary(&run);
     test_reference(&run);
     test_driver(&run);
     test_launch(&run);

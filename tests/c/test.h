@@ -77,6 +77,7 @@ void test_wide(test_run *run);
 void test_args(test_run *run);
 void test_features(test_run *run);
 void test_feature_refusals(test_run *run);
+void test_rotary(test_run *run);
 void test_driver(test_run *run);
 void test_launch(test_run *run);
 void test_code(test_run *run);

@@ -33,6 +33,7 @@ FULL = os.environ.get("FA_TEST") == "full"
 HALVES = (torch.float16, torch.bfloat16)
 SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
 DTYPES = [getattr(torch, name) for name in SHORT]
+OTHERS = ("prepare", "rotary")  # passes that are no attention
 WANT_DQ, WANT_DK, WANT_DV, WANT_ALL = 1, 2, 4, 7
 
 
@@ -61,7 +62,7 @@ def _first(rows, kind, dim):
 def _families():
     found = []
     for dtype, short in SHORT.items():
-        rows = [r for r in _rows() if dtype in r["reads"] and r["pass"] != "prepare"]
+        rows = [r for r in _rows() if dtype in r["reads"] and r["pass"] not in OTHERS]
         for arith in ("float16", "float32", "float64"):
             own = [r for r in rows if r["arith"] == arith]
             other = any(r["arith"] != arith for r in rows)
