@@ -141,13 +141,12 @@ def test_the_log_sum_exp_is_that_without_dropout(kind):
 
 
 @pytest.mark.parametrize("dropout_p", [2.0**-16, 0.001, 0.999, 1 - 2.0**-16, 1 - 1e-9])
-@pytest.mark.parametrize("kind", ["f16", "f32", "f64"])
+@pytest.mark.parametrize("kind", ["f16", "f32", "f64"] if FULL else ["f16"])
 def test_small_and_large_parts(kind, dropout_p):
     # Of 600 000 weights, so that 2^-16 drops or keeps some.
-    p = make(kind, 1500, 200, 200, seed=(3, 3), p=dropout_p, heads=2)
+    rows, heads = (1500, 2) if FULL else (100, 1)
+    p = make(kind, rows, 200, 200, seed=(3, 3), p=dropout_p, heads=heads)
     p = p.but(q=torch.zeros_like(p.q))
-    if not FULL:
-        p = p.but(q=p.q[:, :1, :200], dout=p.dout[:, :1, :200])
     got = read_off(p).cpu()
     assert torch.equal(got, kept((3, 3), dropout_p, p.scores))
     if dropout_p == 0.999:
@@ -186,10 +185,10 @@ def test_the_mask_of_a_row_does_not_depend_on_the_lengths():
     assert torch.equal(long[:, :, :30, :90], short)
 
 
-@pytest.mark.parametrize("kind", ["f16", "f32"])
+@pytest.mark.parametrize("kind", ["f16", "f32"] if FULL else ["f32"])
 def test_the_mean_over_many_masks_is_the_result_without_dropout(kind):
     p = make(kind, 8, 70, 16, p=0.5, causal=TOP_LEFT)
-    total, many = 0, 200 if FULL else 60
+    total, many = 0, 200 if FULL else 30
     for n in range(many):
         results = run(p.but(seed=seed_of(100 + n)))
         total = total + torch.cat([results.out, results.dq], -1).double()

@@ -394,6 +394,31 @@ def test_softcap_of_any_size(kind, cap):
     check(p.but(softcap=cap, q=p.q * 30))
 
 
+@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("kind", KINDS if FULL else ["bf16", "f32"])
+def test_zero_rows_of_any_tensor(kind, name):
+    # What brings a bfloat16 row into the range of fp16 is a power of two of its largest
+    # element.
+    p = alone(name, make(kind, 140, 150, heads=2, heads_k=1))
+    for tensor in (p.q, p.k, p.v):
+        tensor[:, :, 3] = 0
+        tensor[:, :, 129:] = 0
+    check(p)
+    check(p.but(q=torch.zeros_like(p.q), k=torch.zeros_like(p.k)))
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-3, 1e3, 1e25])
+@pytest.mark.parametrize("name", ["bias", "softcap", "alibi", "sink"])
+@pytest.mark.parametrize("kind", ["bf16", "bf16_exact", "f32"])
+def test_features_of_scores_from_rows_of_any_size(kind, name, size):
+    p = alone(name, make(kind, 40, 70, heads=2))
+    big = torch.full((40, 1), size, device=DEVICE)
+    big[::2] *= 1e-3
+    dtype = p.q.dtype
+    check(p.but(q=(p.q * big).to(dtype), scale=p.factor / size))
+    check(p.but(q=(p.q * size).to(dtype), k=(p.k / size).to(dtype)))
+
+
 @some_kinds
 def test_softcap_of_huge_scores_saturates(kind):
     p = make(kind, 20, 70)
@@ -434,7 +459,7 @@ def test_a_sink_of_any_size(kind, value):
         plain = forward(p.but(mask=torch.ones(1, 1, 1, 1, device=DEVICE) > 0))
         assert torch.equal(saved.out[:, 0], plain.out[:, 0])
     if value == 1e4:
-        assert not saved.out[:, 0].any() and (saved.lse[:, 0] == value).all()
+        assert not saved.out[:, 0].any()
 
 
 @some_kinds
