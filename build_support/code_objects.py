@@ -78,13 +78,8 @@ def waves_per_simd(arch: str, kernel: Mapping[str, int]) -> int | None:
     return groups * group_waves // 4
 
 
-def object_kernels(image: bytes, library: Path) -> list[dict[str, Any]]:
-    """The kernels of a code object, read by the simulator's loader.
-
-    Args:
-        image: the code object.
-        library: the built libhipsim.so.
-    """
+def load_simulator(library: Path) -> ctypes.CDLL:
+    """The built libhipsim.so, whose loader reads code objects."""
     try:
         hipsim = ctypes.CDLL(str(library))
     except OSError as error:
@@ -99,6 +94,16 @@ def object_kernels(image: bytes, library: Path) -> list[dict[str, Any]]:
         ctypes.c_size_t,
         ctypes.POINTER(ctypes.c_void_p),
     ]
+    return hipsim
+
+
+def object_kernels(image: bytes, hipsim: ctypes.CDLL) -> list[dict[str, Any]]:
+    """The kernels of a code object.
+
+    Args:
+        image: the code object.
+        hipsim: what load_simulator() gives.
+    """
     text = ctypes.c_void_p()
     if hipsim.hipsimObjectInfo(image, len(image), ctypes.byref(text)) != 0:
         report = hipsim.hipsimLastReport().decode(errors="replace")
@@ -152,13 +157,14 @@ def _build_one(
     entry = current(out, target, key)
     if entry is not None:
         return entry, False
+    hipsim = load_simulator(library)  # before a minute of compiling: is it there?
     with tempfile.TemporaryDirectory(prefix="fa-kernels-") as folder:
         made = Path(folder, "fa.co")
         done = run(clang.command(arch, source, made))
         if done.returncode != 0:
             raise GateError(f"{arch}: {source} does not compile\n{done.stderr}")
         image = made.read_bytes()
-    kernels = object_kernels(image, library)
+    kernels = object_kernels(image, hipsim)
     for kernel in kernels:
         kernel.pop("args", None)
         kernel["waves_per_simd"] = waves_per_simd(arch, kernel)

@@ -404,11 +404,16 @@ def test_exit_codes_of_the_command(tmp_path):
     assert done.returncode == 2 and done.stderr.startswith("error: FA_CLANG=")
 
 
-def test_the_simulator_library_is_asked_for_by_name(tmp_path, any_clang):
-    missing = str(tmp_path / "none.so")
-    done = command("--library", missing, "--out", str(tmp_path), "--archs", "gfx906")
+def test_the_simulator_library_is_asked_for_by_name(tmp_path):
+    """And before minutes of compiling, which a pretended clang would notice."""
+    missing, compiled = str(tmp_path / "none.so"), tmp_path / "compiled"
+    works = f'case "$*" in *fa_f*) touch {compiled};; esac'
+    clang = pretend_clang(tmp_path / "clang", works=works)
+    out = ("--out", str(tmp_path), "--archs", "gfx906")
+    done = command("--library", missing, *out, FA_CLANG=str(clang))
     assert done.returncode == 2
     assert missing in done.stderr and "make build" in done.stderr
+    assert not compiled.exists()
 
 
 # ---- the stand-in -----------------------------------------------------------
