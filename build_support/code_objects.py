@@ -20,7 +20,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,9 +146,15 @@ def gate(kernels: list[dict[str, Any]], rows: list[Variant]) -> list[str]:
 
 
 def _build_one(
-    arch: str, unit: str, clang: Clang, out: Path, library: Path, sources: Path
-) -> tuple[Entry, bool]:
-    """The manifest entry of one target, and whether it was compiled."""
+    arch: str,
+    unit: str,
+    clang: Clang,
+    out: Path,
+    library: Path,
+    sources: Path,
+    others: Sequence[Path],
+) -> tuple[Entry, str]:
+    """The manifest entry of one target, and what was done for it."""
     target = f"{arch}_{unit}"
     source = sources / f"fa_{unit}.hip"
     # the hash must not depend on where the tree lies
@@ -156,7 +162,13 @@ def _build_one(
     key = source_hash(sources, options, clang.version)
     entry = current(out, target, key)
     if entry is not None:
-        return entry, False
+        return entry, "unchanged"
+    for folder in others:
+        entry = current(folder, target, key)
+        if entry is not None:
+            image = product_path(folder, target).read_bytes()
+            write_atomically(product_path(out, target), image)
+            return entry, "copied"
     hipsim = load_simulator(library)  # before a minute of compiling: is it there?
     with tempfile.TemporaryDirectory(prefix="fa-kernels-") as folder:
         made = Path(folder, "fa.co")
@@ -181,7 +193,7 @@ def _build_one(
         "source_hash": key,
         "object_hash": sha256(image),
         "kernels": kernels,
-    }, True
+    }, "built"
 
 
 def build_code_objects(
@@ -190,6 +202,7 @@ def build_code_objects(
     report: Callable[[str], None],
     environ: Mapping[str, str] = os.environ,
     sources: Path = KERNELS,
+    others: Sequence[Path] = (),
 ) -> dict[str, Entry]:
     """Brings out/fa_<arch>_<unit>.co and out/manifest.json up to date.
 
@@ -202,6 +215,8 @@ def build_code_objects(
         report: gets one line for each thing worth saying.
         environ: FA_ARCHS, PYTORCH_ROCM_ARCH, FA_CLANG, ROCM_PATH, PATH.
         sources: the folder with fa_<unit>.hip and variants.def.
+        others: folders like `out`, whose objects are copied if they were made by the
+            same compiler from the same sources.
 
     Returns:
         The manifest's entries of the wanted architectures, by target:
@@ -224,7 +239,9 @@ def build_code_objects(
         out,
         sources,
         targets,
-        lambda target: _build_one(*targets[target], clang, out, library, sources),
+        lambda target: _build_one(
+            *targets[target], clang, out, library, sources, others
+        ),
         report,
     )
 

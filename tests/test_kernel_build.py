@@ -259,6 +259,36 @@ def test_an_unchanged_kernel_is_not_built_again(tmp_path, any_clang):
 
 
 @needs_library
+def test_objects_of_another_folder_are_copied_if_they_would_be_the_same(
+    tmp_path, any_clang
+):
+    sources, first = small_sources(tmp_path / "kernels"), tmp_path / "first"
+    environ = {"FA_CLANG": str(any_clang.path), "PATH": PATH}
+
+    def build(out: Path, *others: Path, **more: str) -> list[str]:
+        said: list[str] = []
+        code_objects.build_code_objects(
+            *(out, LIBRARY, said.append, {**environ, **more}, sources), others=others
+        )
+        return [line.split(":")[0].split("_", 2)[2] for line in said]
+
+    made = code_objects.build_code_objects(first, LIBRARY, print, environ, sources)
+    empty = tmp_path / "none"
+    assert build(tmp_path / "a", empty, first) == ["f16.co copied", "f64.co copied"]
+    for name in ("manifest.json", "fa_gfx906_f16.co", "fa_gfx906_f64.co"):
+        assert (tmp_path / "a" / name).read_bytes() == (first / name).read_bytes()
+    assert build(tmp_path / "a", first) == ["f16.co unchanged", "f64.co unchanged"]
+    assert json.loads((tmp_path / "a/manifest.json").read_text()).keys() == made.keys()
+    # neither damaged ones nor those for another card or of other sources
+    (first / "fa_gfx906_f16.co").write_bytes(b"damaged")
+    assert build(tmp_path / "b", first) == ["f16.co built", "f64.co copied"]
+    other = build(tmp_path / "c", first, FA_ARCHS="gfx90a")
+    assert other == ["f16.co built", "f64.co built"]
+    (sources / "value.h").write_text("#define VALUE 2\n", encoding="utf-8")
+    assert build(tmp_path / "d", first) == ["f16.co built", "f64.co built"]
+
+
+@needs_library
 def test_each_unit_must_hold_its_own_kernels(tmp_path, any_clang):
     sources = small_sources(tmp_path / "kernels")
     swapped = ROW.format("small_f16", "F64") + ROW.format("small_f64", "F16")
@@ -387,10 +417,20 @@ def command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
 
 @needs_library
 def test_the_command_prints_the_table_or_json(tmp_path, any_clang):
+    """It compiles the unit of float64, the smallest, and finds the others done:
+    `make build` has compiled them a minute ago, by the same command. FA_TEST=full
+    compiles all."""
+    if not FULL:
+        for file in (ROOT / "flash_attn_rocm" / "_code").glob("*"):
+            if file.name != "fa_gfx906_f64.co":
+                shutil.copy(file, tmp_path)
     out = str(tmp_path)
     done = command("--archs", "gfx906", "--out", out, FA_CLANG=str(any_clang.path))
     assert done.returncode == 0, done.stderr
+    assert "fa_gfx906_f64.co built" in done.stderr
     assert done.stdout.splitlines()[0].split()[:4] == ["arch", "kernel", "VGPR", "SGPR"]
+    table = {line.split()[1] for line in done.stdout.splitlines()[1:]}
+    assert table == {row.symbol for row in products.variants(products.KERNELS)}
     done = command("--json", "--out", out, FA_CLANG=str(any_clang.path))
     assert "gfx906_f16" in json.loads(done.stdout)
 
