@@ -129,10 +129,13 @@ class BuildAll(build_ext):
         super().run()
         root = ROOT if self.inplace else Path(self.build_lib)
         code = root / "flash_attn_rocm" / "_code"
+        others = []
         if not self.inplace:  # a wheel holds what FA_ARCHS says, not what it once said
             shutil.rmtree(code, ignore_errors=True)
+            others = [ROOT / "flash_attn_rocm" / "_code"]  # of `make build`
+        library = root / "hipsim" / "libhipsim.so"
         try:
-            build_code_objects(code, root / "hipsim" / "libhipsim.so", report_news)
+            build_code_objects(code, library, report_news, others=others)
         except BuildError as error:
             raise PlatformError(str(error)) from None
 

@@ -204,9 +204,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--write", action="store_true", help=f"into {PAGE.name}")
     parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--only", default="", help="families whose names begin so")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="families whose names begin so"
+    )
     options = parser.parse_args()
-    families = [f for f in FAMILIES if f.name.startswith(options.only)]
+    families = [f for f in FAMILIES if f.name.startswith(tuple(options.only))]
     cases = [(family, regime) for family in families for regime in REGIMES]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         done = pool.map(measure, *zip(*cases))

@@ -84,6 +84,7 @@ def measure(head_dim: int, heads: int, length: int, rounds: int) -> dict[str, An
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=7, help="default 7")
+    parser.add_argument("--length", type=int, default=512, help="default 512")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     # torch's own threads spin for a while after each use, on the cores measured here.
@@ -91,7 +92,8 @@ def main() -> int:
     results = []
     with flash_attn_rocm.patched(), flash_attn_rocm.simulate("gfx906"):
         for head_dim in (64, 128):
-            results.append(measure(head_dim, 4, 512, max(2, options.rounds)))
+            rounds = max(2, options.rounds)
+            results.append(measure(head_dim, 4, options.length, rounds))
     print(f"{machine()['cpu']}, {machine()['cores']} cores")
     for result in results:
         print(

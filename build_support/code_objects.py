@@ -20,7 +20,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +78,8 @@ def waves_per_simd(arch: str, kernel: Mapping[str, int]) -> int | None:
     return groups * group_waves // 4
 
 
-def object_kernels(image: bytes, library: Path) -> list[dict[str, Any]]:
-    """The kernels of a code object, read by the simulator's loader.
-
-    Args:
-        image: the code object.
-        library: the built libhipsim.so.
-    """
+def load_simulator(library: Path) -> ctypes.CDLL:
+    """The built libhipsim.so, whose loader reads code objects."""
     try:
         hipsim = ctypes.CDLL(str(library))
     except OSError as error:
@@ -99,6 +94,16 @@ def object_kernels(image: bytes, library: Path) -> list[dict[str, Any]]:
         ctypes.c_size_t,
         ctypes.POINTER(ctypes.c_void_p),
     ]
+    return hipsim
+
+
+def object_kernels(image: bytes, hipsim: ctypes.CDLL) -> list[dict[str, Any]]:
+    """The kernels of a code object.
+
+    Args:
+        image: the code object.
+        hipsim: what load_simulator() gives.
+    """
     text = ctypes.c_void_p()
     if hipsim.hipsimObjectInfo(image, len(image), ctypes.byref(text)) != 0:
         report = hipsim.hipsimLastReport().decode(errors="replace")
@@ -143,9 +148,15 @@ def gate(kernels: list[dict[str, Any]], rows: list[Variant]) -> list[str]:
 
 
 def _build_one(
-    arch: str, unit: str, clang: Clang, out: Path, library: Path, sources: Path
-) -> tuple[Entry, bool]:
-    """The manifest entry of one target, and whether it was compiled."""
+    arch: str,
+    unit: str,
+    clang: Clang,
+    out: Path,
+    library: Path,
+    sources: Path,
+    others: Sequence[Path],
+) -> tuple[Entry, str]:
+    """The manifest entry of one target, and what was done for it."""
     target = f"{arch}_{unit}"
     source = sources / f"fa_{unit}.hip"
     # the hash must not depend on where the tree lies
@@ -153,14 +164,21 @@ def _build_one(
     key = source_hash(sources, options, clang.version)
     entry = current(out, target, key)
     if entry is not None:
-        return entry, False
+        return entry, "unchanged"
+    for folder in others:
+        entry = current(folder, target, key)
+        if entry is not None:
+            image = product_path(folder, target).read_bytes()
+            write_atomically(product_path(out, target), image)
+            return entry, "copied"
+    hipsim = load_simulator(library)  # before a minute of compiling: is it there?
     with tempfile.TemporaryDirectory(prefix="fa-kernels-") as folder:
         made = Path(folder, "fa.co")
         done = run(clang.command(arch, source, made))
         if done.returncode != 0:
             raise GateError(f"{arch}: {source} does not compile\n{done.stderr}")
         image = made.read_bytes()
-    kernels = object_kernels(image, library)
+    kernels = object_kernels(image, hipsim)
     for kernel in kernels:
         kernel.pop("args", None)
         kernel["waves_per_simd"] = waves_per_simd(arch, kernel)
@@ -177,7 +195,7 @@ def _build_one(
         "source_hash": key,
         "object_hash": sha256(image),
         "kernels": kernels,
-    }, True
+    }, "built"
 
 
 def build_code_objects(
@@ -186,6 +204,7 @@ def build_code_objects(
     report: Callable[[str], None],
     environ: Mapping[str, str] = os.environ,
     sources: Path = KERNELS,
+    others: Sequence[Path] = (),
 ) -> dict[str, Entry]:
     """Brings out/fa_<arch>_<unit>.co and out/manifest.json up to date.
 
@@ -198,6 +217,8 @@ def build_code_objects(
         report: gets one line for each thing worth saying.
         environ: FA_ARCHS, PYTORCH_ROCM_ARCH, FA_CLANG, ROCM_PATH, PATH.
         sources: the folder with fa_<unit>.hip and variants.def.
+        others: folders like `out`, whose objects are copied if they were made by the
+            same compiler from the same sources.
 
     Returns:
         The manifest's entries of the wanted architectures, by target:
@@ -220,7 +241,9 @@ def build_code_objects(
         out,
         sources,
         targets,
-        lambda target: _build_one(*targets[target], clang, out, library, sources),
+        lambda target: _build_one(
+            *targets[target], clang, out, library, sources, others
+        ),
         report,
     )
 

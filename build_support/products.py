@@ -146,19 +146,18 @@ def build_targets(
     out: Path,
     sources: Path,
     targets: Iterable[str],
-    build_one: Callable[[str], tuple[Entry, bool]],
+    build_one: Callable[[str], tuple[Entry, str]],
     report: Callable[[str], None],
 ) -> dict[str, Entry]:
     """Builds every target, on all cores, and records them in the manifest.
 
-    build_one(target) gives the manifest's entry and whether anything was built.
+    build_one(target) gives the manifest's entry and what was done, in a word.
     """
     made: dict[str, Entry] = {}
     targets = list(targets)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for target, (entry, fresh) in zip(targets, pool.map(build_one, targets)):
+        for target, (entry, state) in zip(targets, pool.map(build_one, targets)):
             made[target] = entry
-            state = "built" if fresh else "unchanged"
             name = product_path(out, target).name
             report(f"{name} {state}: {entry['compiler']}")
     record(out, sources, made)

@@ -70,13 +70,13 @@ def _kernels(log: str) -> list[dict[str, object]]:
 
 def _build_one(
     arch: str, unit: str, nvcc: Path, version: str, out: Path, sources: Path
-) -> tuple[Entry, bool]:
+) -> tuple[Entry, str]:
     target = f"{arch}_{unit}"
     options = [*FLAGS, f"-arch={arch}"]
     key = source_hash(sources, options, version)
     entry = current(out, target, key)
     if entry is not None:
-        return entry, False
+        return entry, "unchanged"
     source = sources / f"fa_{unit}.hip"
     with tempfile.TemporaryDirectory(prefix="fa-standin-") as folder:
         made = Path(folder, "fa.cubin")
@@ -91,7 +91,7 @@ def _build_one(
         "source_hash": key,
         "object_hash": sha256(image),
         "kernels": _kernels(done.stdout + done.stderr),
-    }, True
+    }, "built"
 
 
 def build_standin(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -260,6 +261,36 @@ def test_an_unchanged_kernel_is_not_built_again(tmp_path, any_clang):
 
 
 @needs_library
+def test_objects_of_another_folder_are_copied_if_they_would_be_the_same(
+    tmp_path, any_clang
+):
+    sources, first = small_sources(tmp_path / "kernels"), tmp_path / "first"
+    environ = {"FA_CLANG": str(any_clang.path), "PATH": PATH}
+
+    def build(out: Path, *others: Path, **more: str) -> list[str]:
+        said: list[str] = []
+        code_objects.build_code_objects(
+            *(out, LIBRARY, said.append, {**environ, **more}, sources), others=others
+        )
+        return [line.split(":")[0].split("_", 2)[2] for line in said]
+
+    made = code_objects.build_code_objects(first, LIBRARY, print, environ, sources)
+    empty = tmp_path / "none"
+    assert build(tmp_path / "a", empty, first) == ["f16.co copied", "f64.co copied"]
+    for name in ("manifest.json", "fa_gfx906_f16.co", "fa_gfx906_f64.co"):
+        assert (tmp_path / "a" / name).read_bytes() == (first / name).read_bytes()
+    assert build(tmp_path / "a", first) == ["f16.co unchanged", "f64.co unchanged"]
+    assert json.loads((tmp_path / "a/manifest.json").read_text()).keys() == made.keys()
+    # neither damaged ones nor those for another card or of other sources
+    (first / "fa_gfx906_f16.co").write_bytes(b"damaged")
+    assert build(tmp_path / "b", first) == ["f16.co built", "f64.co copied"]
+    other = build(tmp_path / "c", first, FA_ARCHS="gfx90a")
+    assert other == ["f16.co built", "f64.co built"]
+    (sources / "value.h").write_text("#define VALUE 2\n", encoding="utf-8")
+    assert build(tmp_path / "d", first) == ["f16.co built", "f64.co built"]
+
+
+@needs_library
 def test_each_unit_must_hold_its_own_kernels(tmp_path, any_clang):
     sources = small_sources(tmp_path / "kernels")
     swapped = ROW.format("small_f16", "F64") + ROW.format("small_f64", "F16")
@@ -395,10 +426,20 @@ def command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
 
 @needs_library
 def test_the_command_prints_the_table_or_json(tmp_path, any_clang):
+    """It compiles the unit of float64, the smallest, and finds the others done:
+    `make build` has compiled them a minute ago, by the same command. FA_TEST=full
+    compiles all."""
+    if not FULL:
+        for file in (ROOT / "flash_attn_rocm" / "_code").glob("*"):
+            if file.name != "fa_gfx906_f64.co":
+                shutil.copy(file, tmp_path)
     out = str(tmp_path)
     done = command("--archs", "gfx906", "--out", out, FA_CLANG=str(any_clang.path))
     assert done.returncode == 0, done.stderr
+    assert "fa_gfx906_f64.co built" in done.stderr
     assert done.stdout.splitlines()[0].split()[:4] == ["arch", "kernel", "VGPR", "SGPR"]
+    table = {line.split()[1] for line in done.stdout.splitlines()[1:]}
+    assert table == {row.symbol for row in products.variants(products.KERNELS)}
     done = command("--json", "--out", out, FA_CLANG=str(any_clang.path))
     assert "gfx906_f16" in json.loads(done.stdout)
 
@@ -412,11 +453,16 @@ def test_exit_codes_of_the_command(tmp_path):
     assert done.returncode == 2 and done.stderr.startswith("error: FA_CLANG=")
 
 
-def test_the_simulator_library_is_asked_for_by_name(tmp_path, any_clang):
-    missing = str(tmp_path / "none.so")
-    done = command("--library", missing, "--out", str(tmp_path), "--archs", "gfx906")
+def test_the_simulator_library_is_asked_for_by_name(tmp_path):
+    """And before minutes of compiling, which a pretended clang would notice."""
+    missing, compiled = str(tmp_path / "none.so"), tmp_path / "compiled"
+    works = f'case "$*" in *fa_f*) touch {compiled};; esac'
+    clang = pretend_clang(tmp_path / "clang", works=works)
+    out = ("--out", str(tmp_path), "--archs", "gfx906")
+    done = command("--library", missing, *out, FA_CLANG=str(clang))
     assert done.returncode == 2
     assert missing in done.stderr and "make build" in done.stderr
+    assert not compiled.exists()
 
 
 # ---- the stand-in -----------------------------------------------------------
@@ -429,13 +475,35 @@ def test_standin_without_nvcc_says_so(tmp_path):
     assert done.returncode == 2 and "no nvcc" in done.stderr
 
 
+def some_of_each_kind(folder: Path) -> Path:
+    """The kernels' sources with the rows of the smallest head dim of each kind (pass,
+    arithmetic, types, level), and of the largest of each forward."""
+    shutil.copytree(products.KERNELS, folder)
+    file = folder / "variants.def"
+    kinds: dict[tuple[str, ...], list[tuple[int, str]]] = {}
+    for row in re.findall(
+        r"^FA_VARIANT\(.*\)\n", file.read_text(encoding="utf-8"), re.M
+    ):
+        _, *kind, dim, level = (cell.strip() for cell in row.split(",")[:6])
+        kinds.setdefault((*kind, level), []).append((int(dim), row))
+    chosen = {min(own) for own in kinds.values()}
+    chosen |= {max(own) for kind, own in kinds.items() if kind[0] == "FA_FORWARD"}
+    file.write_text("".join(row for _, row in sorted(chosen)), encoding="utf-8")
+    return folder
+
+
 def test_standin_compiles_the_same_kernels(tmp_path, monkeypatch):
+    """For one card some kernels of each kind: what nvcc may refuse is the source of
+    their templates, which is the same for all head dims but for sums of long rows.
+    FA_TEST=full: all kernels, all cards."""
     if shutil.which("nvcc") is None:
         pytest.skip("no nvcc")
-    if not FULL:  # a minute each
+    sources = products.KERNELS
+    if not FULL:
         monkeypatch.setattr(standin, "ARCHS", standin.ARCHS[-1:])
-    made = standin.build_standin(tmp_path, print)
-    rows = products.variants(products.KERNELS)
+        sources = some_of_each_kind(tmp_path / "kernels")
+    rows = products.variants(sources)
+    made = standin.build_standin(tmp_path, print, sources=sources)
     for arch in standin.ARCHS:
         for unit in products.units(rows):
             kernels = made[f"{arch}_{unit}"]["kernels"]

@@ -168,7 +168,8 @@ static FA_DEVICE uint32_t fa_offset(int row, int last, uint32_t stride)
 }
 
 /* Where the elements of a lane lie, in bytes from the corner: those of owned row
- * i at own[i] + walked[j].  DENSE: walked rows are neighbours and all exist. */
+ * i at own[i] + walked[j].  DENSE: walked rows are neighbours, and all of either
+ * exist. */
 template <int OWN> struct fa_offsets {
     uint32_t own[OWN];
     uint32_t walked[FA_WALKED];
@@ -181,8 +182,11 @@ static FA_DEVICE fa_offsets<OWN> fa_offsets_of(const fa_plane *x, uint32_t tid)
 
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        y.own[i] = fa_offset(fa_own_row(OWN, tid, i), x->last_own, x->own) +
-                   (DENSE ? (tid & 7) * BYTES : 0);
+        y.own[i] = DENSE ? (uint32_t)fa_own_row(OWN, tid, 0) *
+                                   (x->own & 0xffffff) +
+                               (tid & 7) * BYTES + 4 * i * x->own
+                         : fa_offset(fa_own_row(OWN, tid, i), x->last_own,
+                                     x->own);
     }
 #pragma unroll
     for (int j = 0; j < FA_WALKED; j++) {
@@ -193,9 +197,11 @@ static FA_DEVICE fa_offsets<OWN> fa_offsets_of(const fa_plane *x, uint32_t tid)
     return y;
 }
 
-template <int BYTES> static FA_DEVICE bool fa_is_dense(const fa_plane *x)
+template <int OWN, int BYTES>
+static FA_DEVICE bool fa_is_dense(const fa_plane *x)
 {
-    return x->walked == BYTES && x->last_walked >= FA_WALK - 1;
+    return x->walked == BYTES && x->last_walked >= FA_WALK - 1 &&
+           x->last_own >= 32 * OWN - 1;
 }
 
 template <bool DENSE>
@@ -261,7 +267,7 @@ static FA_DEVICE void fa_add_bias_of(FA_NUMBER(KIND) s[OWN][FA_WALKED],
     fa_plane x = fa_plane_of<PASS>(a, FA_VIEW(bias), BYTES, place, first,
                                    walked);
 
-    if (PASS == FA_FORWARD && FA_IS_HALF(KIND) && fa_is_dense<BYTES>(&x)) {
+    if (PASS == FA_FORWARD && FA_IS_HALF(KIND) && fa_is_dense<OWN, BYTES>(&x)) {
         fa_add_stored<KIND, OWN, STORED, true>(s, per_unit, &x, tid);
         fa_keep_order(); /* see fa_walk_rows */
     } else {
@@ -324,7 +330,7 @@ static FA_DEVICE void fa_mask(FA_NUMBER(KIND) s[OWN][FA_WALKED], fa_args_in a,
 {
     fa_plane x = fa_plane_of<PASS>(a, FA_VIEW(mask), 1, place, first, walked);
 
-    if (PASS == FA_FORWARD && FA_IS_HALF(KIND) && fa_is_dense<1>(&x)) {
+    if (PASS == FA_FORWARD && FA_IS_HALF(KIND) && fa_is_dense<OWN, 1>(&x)) {
         fa_mask_plane<KIND, OWN, true>(s, &x, tid);
         fa_keep_order(); /* see fa_walk_rows */
     } else {
