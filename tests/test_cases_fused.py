@@ -147,24 +147,41 @@ def test_copies_of_a_model_that_holds_the_function_run_fused(clone):
 
 CASES = Path(os.environ.get("FA_CASES", ROOT.parent / "shared" / "cases"))
 # Forward and backward calls of each file that run fused on the simulator, and why the
-# others do not. The only call of b63 is in a child of its child: see above.
+# others do not. The calls of b36 and b63 are in children of their child: see above.
 FILES = {
     "b01": (10, 0, set()),
     "b03": (5, 5, set()),
+    "b05": (15, 0, set()),
+    "b07": (6, 0, set()),
+    "b09": (6, 6, set()),
+    "b10": (27, 27, set()),
+    "b11": (4, 0, set()),  # only the bias requires grad
     "b13": (20, 0, set()),
+    "b14": (10, 10, set()),
     "b15": (0, 0, {"head_dim"}),  # 264 and more
+    "b17": (4, 4, set()),
     "b19": (14, 14, set()),
+    "b20": (11, 0, set()),
+    "b21": (8, 8, set()),
+    "b23": (8, 8, set()),
     "b25": (36, 0, set()),
-    "b37": (0, 0, {"dropout", "mask"}),  # the others launch nothing: empty
-    "b53": (9, 9, {"mask"}),
+    "b29": (36, 0, set()),
+    "b32": (16, 16, set()),
+    "b34": (4, 4, set()),
+    "b36": (0, 0, set()),
+    "b37": (0, 0, set()),  # launches nothing: empty
+    "b51": (6, 6, set()),
+    "b53": (12, 12, set()),
     "b55": (4, 8, set()),  # double backward: through two fused backwards
     "b57": (4, 4, set()),
     "b59": (5, 0, {"rank", "argument"}),
     "b60": (1, 0, {"head_dim"}),
     "b63": (0, 0, set()),
+    "b67": (3, 0, set()),
     "b71": (6, 0, set()),
     "b74": (36, 0, set()),
 }
+GRADIENTS_OF_BIAS = {"b11": 4}
 
 
 @pytest.mark.skipif(
@@ -198,4 +215,6 @@ def test_a_case_file_passes_with_as_many_fused_calls(name, tmp_path):
     assert sum(n for s, n in symbols.items() if s.startswith("fa_fwd")) == forward
     for kind in ("fa_bwd_kv", "fa_bwd_q"):
         assert sum(n for s, n in symbols.items() if s.startswith(kind)) == backward
+    biases = sum(n for s, n in symbols.items() if s.startswith("fa_bwd_bias"))
+    assert biases == GRADIENTS_OF_BIAS.get(name, 0)
     assert set(counters["fallback"]) == fallback
