@@ -14,7 +14,7 @@ import sys
 
 import pytest
 import torch
-from helpers import ROOT, needs_simulator
+from helpers import ROOT, needs_simulator, run_forked
 
 
 @pytest.fixture
@@ -181,10 +181,13 @@ def test_gpt_is_causal_and_seeded(gpt):
 TINY = {"steps": 4, "batch": 2, "seqlen": 32, "layers": 1, "heads": 2, "embd": 64}
 
 
+def sizes_and(*options):
+    return [*(part for name, n in TINY.items() for part in (f"--{name}", n)), *options]
+
+
 def run_training(*options, **environ):
     script = ROOT / "examples" / "train_gpt.py"
-    sizes = [part for name, n in TINY.items() for part in (f"--{name}", n)]
-    return run(script, *sizes, *options, **environ)
+    return run(script, *sizes_and(*options), **environ)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "math"])
@@ -212,8 +215,14 @@ def test_train_gpt_with_stock_attention_needs_no_package(attention, tmp_path):
         (("--attention", "fused"), "not installed"),
     ],
 )
-def test_train_gpt_refuses_what_it_cannot_serve(options, message, tmp_path):
-    done = run_training(*options, **with_hook(tmp_path, NOT_INSTALLED))
+def test_train_gpt_refuses_what_it_cannot_serve(options, message):
+    script = ROOT / "examples" / "train_gpt.py"
+    code = f"""{NOT_INSTALLED}
+import runpy
+sys.path.insert(0, {str(script.parent)!r})
+runpy.run_path({str(script)!r}, run_name="__main__")
+"""
+    done = run_forked(code, *sizes_and(*options), check=False)
     assert done.returncode == 2
     assert message in done.stderr
 
