@@ -23,6 +23,7 @@ from helpers import (
     needs_extension,
     needs_simulator,
     qkv,
+    run_forked,
     run_python,
     stock_sdpa,
 )
@@ -408,7 +409,7 @@ except (fa.FlashAttnError, RuntimeError) as error:
 def broken(prelude="", **env):
     """The lines and the stderr of PROGRAM in a damaged process."""
     env = {f"FLASH_ATTN_ROCM_{name}": value for name, value in env.items()}
-    done = run_python(prelude + PROGRAM, env=env)
+    done = run_forked(prelude + PROGRAM, env=env)
     return done.stdout.splitlines(), done.stderr
 
 
@@ -456,7 +457,7 @@ assert torch.equal(call(q), want)
         "FLASH_ATTN_ROCM_DEVICE": "sim",
         "FLASH_ATTN_ROCM_CODE_DIR": str(tmp_path),
     }
-    stderr = run_python(code, env=env).stderr
+    stderr = run_forked(code, env=env).stderr
     assert stderr.count("compiled calls stay with stock SDPA") == 1
 
 
@@ -592,7 +593,7 @@ print(fa.status()["bf16"], fa.explain(q, q, q).kernel)
     seen = {}
     for value in ("auto", "strict"):
         env = {"FLASH_ATTN_ROCM_DEVICE": "sim", "FLASH_ATTN_ROCM_BF16": value}
-        said, seen[value] = run_python(code, env=env).stdout.split()
+        said, seen[value] = run_forked(code, env=env).stdout.split()
         assert said == value
     assert "_bf16_" in seen["auto"] and "_exact16_" in seen["strict"]
 

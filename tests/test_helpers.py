@@ -4,6 +4,8 @@ SPDX-License-Identifier: BSD-3-Clause
 """
 
 import math
+import os
+import signal
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from helpers import (
     lse_ratio,
     math_attention,
     qkv,
+    run_forked,
 )
 
 CASES = [(9, 9, NONE), (70, 130, TOP_LEFT), (5, 70, BOTTOM_RIGHT), (9, 3, BOTTOM_RIGHT)]
@@ -81,3 +84,40 @@ def test_an_lse_that_is_not_minus_infinity_for_a_row_without_keys_fails():
     for wrong in (0.0, -1e30, math.inf, math.nan):
         lse[0, 0, 2] = wrong
         assert lse_ratio(lse, q, k, v, causal=BOTTOM_RIGHT) > 1
+
+
+SAYS = """
+import os, sys
+print(os.environ.get("HIPSIM_X"), sys.argv[1:], "flash_attn_rocm" in sys.modules)
+print("torch" in sys.modules, os.environ["PYTHONPATH"].count("tests"), os.getppid())
+print("a warning", file=sys.stderr)
+"""
+
+
+def test_forked_programs_are_alone_and_have_what_they_were_given(monkeypatch):
+    monkeypatch.setenv("HIPSIM_X", "not theirs")
+    first = run_forked(SAYS + "import flash_attn_rocm", "a", env={"HIPSIM_X": "1"})
+    second = run_forked(SAYS)
+    assert first.stdout.splitlines()[0] == "1 ['a'] False"
+    assert second.stdout.splitlines()[0] == "None [] False"
+    (imported, path, server), (*_, other) = (
+        done.stdout.splitlines()[1].split() for done in (first, second)
+    )
+    assert (imported, path, server) == ("True", "1", other)
+    assert first.stderr == second.stderr == "a warning\n"
+    assert int(server) != os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise ValueError('so')", "exit 1\\n\\nTraceback.*ValueError: so"),
+        ("import sys; print('out'); sys.exit(3)", "exit 3\\nout"),
+        ("import os; os.abort()", f"exit -{int(signal.SIGABRT)}"),
+        ("while True: pass", f"exit -{int(signal.SIGALRM)}"),
+    ],
+)
+def test_a_forked_program_that_fails_fails_the_test(code, said):
+    with pytest.raises(AssertionError, match=f"(?s)^{said}"):
+        run_forked(code, timeout=2)
+    run_forked("")  # and the next one is served

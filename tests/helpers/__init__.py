@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from . import standin  # before the package: it may take the place of _C
+from . import forks, standin  # before the package: it may take the place of _C
 
 # isort: split
 
@@ -263,23 +263,31 @@ def _through_file(model):
 CLONES = [copy.deepcopy, _through_pickle, _through_file]
 
 
-def _run(*command, env, timeout):
+def _environ():
+    """This one's without our settings, and with the path to package and helpers."""
     environ = {
         key: value
         for key, value in os.environ.items()
         if not key.startswith(("FLASH_ATTN_ROCM_", "HIPSIM_"))
     }
     environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    environ.update(env or {})
+    return environ
+
+
+def _must_succeed(done):
+    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def _run(*command, env, timeout):
     done = subprocess.run(
         [sys.executable, *command],
-        env=environ,
+        env={**_environ(), **(env or {})},
         capture_output=True,
         text=True,
         timeout=timeout,
     )
-    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done
+    return _must_succeed(done)
 
 
 def run_python(code, *args, env=None, timeout=300):
@@ -287,6 +295,15 @@ def run_python(code, *args, env=None, timeout=300):
     if standin.WANTED:
         code = "import helpers.standin\n" + code
     return _run("-c", code, *args, env=env, timeout=timeout)
+
+
+def run_forked(code, *args, env=None, timeout=300, check=True):
+    """run_python() for code to which it is all the same that torch is imported before
+    its environment is set."""
+    if standin.WANTED:
+        code = "import helpers.standin\n" + code
+    done = forks.run_fork(code, args, _environ(), env or {}, timeout)
+    return _must_succeed(done) if check else done
 
 
 def run_script(path, code, *args, env=None, timeout=300):
