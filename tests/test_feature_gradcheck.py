@@ -20,6 +20,7 @@ from helpers.combinations import (
     name_of,
 )
 from helpers.features import block_lists, fused, problem, seed_of, seen_by, spans
+from helpers.kernels import DEVICE
 
 import hipsim
 
@@ -62,7 +63,7 @@ def unchecked():
 
 def drawn(*sizes, seed=5):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(sizes, generator=generator, dtype=torch.float64)
+    return torch.randn(sizes, generator=generator, dtype=torch.float64).to(DEVICE)
 
 
 def check(p, **how):
@@ -70,6 +71,7 @@ def check(p, **how):
     f = p.features
     calm = p.but(dlse=None)
     live = seen_by(p).any(-1) if f.sink is None else torch.ones(p.scores[:3]) > 0
+    live = live.to(DEVICE)
 
     def call(*tensors):
         out, lse = fused(calm, *tensors)
@@ -80,7 +82,9 @@ def check(p, **how):
         if tensor is None:
             inputs.append(None)
             continue
-        copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        copy = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=DEVICE
+        )
         inputs.append(copy.copy_(tensor.detach()).requires_grad_())
     return gradcheck(call, tuple(inputs), **how)
 
@@ -92,7 +96,7 @@ FEATURES = {
     "bias of rows": dict(bias=drawn(1, 1, 3, 1)),
     "bias of heads": dict(bias=drawn(1, 2, 1, 1)),
     "mask": dict(mask=drawn(1, 1, 3, 5) > -0.5),
-    "alibi": dict(alibi=torch.tensor([0.5, 0.125], dtype=torch.float64)),
+    "alibi": dict(alibi=torch.tensor([0.5, 0.125], dtype=torch.float64, device=DEVICE)),
     "softcap": dict(softcap=0.8),
     "sink": dict(sink=drawn(2)),
     "window": dict(causal=TOP_LEFT, window_left=2),

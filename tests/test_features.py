@@ -303,7 +303,7 @@ def test_a_large_bias_of_all_keys_changes_nothing(kind):
     saved = check(p.but(bias=bias), allowed=4 if kind == "f64" else 1)
     plain = forward(p)
     assert (saved.lse - plain.lse - 128).abs().max() <= 2e-4
-    assert error(saved.out, plain.out.double().numpy()) <= 1e-3
+    assert error(saved.out, plain.out.double().cpu().numpy()) <= 1e-3
 
 
 @some_kinds
