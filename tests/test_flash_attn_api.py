@@ -324,26 +324,28 @@ SECOND = {
     "bias": dict(),
     "softcap": dict(softcap=1.5),
     "window": dict(window=(2, 1), sink_keys=1),
-    "mask": dict(mask=normal(2, 1, 5, 6, seed=5) > -0.5),
+    "mask": dict(mask=normal(1, 1, 4, 5, seed=5) > -0.5),
     "slopes": dict(alibi_slopes=torch.rand(4), causal="bottom_right"),
     "dropout": dict(dropout_p=0.3),
     "all": dict(
         softcap=2.0,
         window=(3, 2),
-        mask=normal(1, 4, 1, 6, seed=5) > -0.5,
-        alibi_slopes=torch.rand(2, 4),
+        mask=normal(1, 4, 1, 5, seed=5) > -0.5,
+        alibi_slopes=torch.rand(1, 4),
         dropout_p=0.2,
     ),
 }
 
 
+@pytest.mark.parametrize("elements", [2**22, 40])
 @pytest.mark.parametrize("name", SECOND)
-@pytest.mark.parametrize("elements", [2**22, 70])
 def test_second_derivatives_of_all_inputs(name, elements, monkeypatch):
+    if elements < 2**22 and name not in ("mask", "all"):
+        pytest.skip("blocks of rows are read alike in all")
     monkeypatch.setattr("flash_attn_rocm._chunked.BLOCK_ELEMENTS", elements)
     tensors = (
-        *inputs(5, 6),
-        normal(4, 5, 1).requires_grad_(),
+        *inputs(4, 5, batch=1, heads_k=2, dim=3, dim_v=2),
+        normal(4, 4, 1).requires_grad_(),
         normal(4).requires_grad_(),
     )
 
@@ -517,7 +519,7 @@ def test_forward_mode_is_refused_by_name(name):
 # ------------------------------------------------------------------------ compiled
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_everything_compiles_in_one_graph(backend):
     torch._dynamo.reset()
     *qkv, bias, sink = (
