@@ -5,13 +5,15 @@ SPDX-License-Identifier: BSD-3-Clause
 
 import pytest
 import torch
-from helpers import qkv
+from helpers import BOTTOM_RIGHT, NONE, TOP_LEFT, qkv
 from helpers.dense import assert_like, band, gradients
 from helpers.dense import attention as dense
 from helpers.gradients import leaves
 
 import flash_attn_rocm as fa
 from flash_attn_rocm import BlockMask, FlashAttnError
+from flash_attn_rocm._features import Features
+from flash_attn_rocm._visits import Geometry, tiles, without_tables
 
 flex = pytest.importorskip("torch.nn.attention.flex_attention")
 
@@ -241,7 +243,7 @@ def test_the_lists_of_a_long_sequence_are_short():
 
 def case(length=300, length_k=400, heads=2, heads_k=1, batch=1):
     q, k, v = qkv(
-        batch, heads, length, 8, heads_k=heads_k, length_k=length_k, dtype=torch.float64
+        batch, heads, length, 4, heads_k=heads_k, length_k=length_k, dtype=torch.float64
     )
     return leaves(q, k, v)
 
@@ -260,8 +262,9 @@ def compare(tensors, block_mask, seen, **options):
 
 
 @pytest.mark.usefixtures("simulated")
-@pytest.mark.parametrize("sizes", [(3, 4), (2, 3, 4)])
-@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize(
+    "sizes, share", [((3, 4), 0.0), ((3, 4), 1.0), ((2, 3, 4), 0.4)]
+)
 def test_a_block_mask_equals_its_mask(sizes, share):
     kept = random_blocks(*sizes, share=share)
     seen = of_tokens(kept, 128, 128, 300, 400)
@@ -355,7 +358,6 @@ def counted(seen):
     return int(wide.any(4).any(2).sum())
 
 
-@pytest.mark.usefixtures("simulated")
 @pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.parametrize(
     "causal, window, sinks",
@@ -371,24 +373,42 @@ def counted(seen):
 @pytest.mark.parametrize("lengths", [(300, 400), (400, 300), (65, 513)])
 def test_tiles_are_those_that_are_left(lengths, causal, window, sinks, blocks):
     length, length_k = lengths
-    with torch.no_grad():
-        q, k, v = case(*lengths, batch=2, heads=4, heads_k=2)
     shift = 0 if causal == "top_left" else length_k - length
     left, right = window[0], 0 if causal else window[1]
     seen = band(length, length_k, shift=shift, left=left)
     seen = seen | (torch.arange(length_k) < sinks) if left >= 0 else seen
     seen = seen & band(length, length_k, shift=shift, right=right)
     seen = seen.expand(2, 4, length, length_k)
-    mask = None
+    mask = BlockMask(LISTS, LISTS)
     if blocks:
         kept = random_blocks(4, -(-length // 128), -(-length_k // 128))
         mask = BlockMask.from_dense(kept)
         seen = seen & of_tokens(kept, 128, 128, length, length_k)
-    with torch.no_grad():
-        fa.attention(
-            q, k, v, causal=causal, window=window, sink_keys=sinks, block_mask=mask
-        )
-    assert fa.last_call().tiles == counted(seen)
+    features = Features(
+        causal={False: NONE, "top_left": TOP_LEFT, "bottom_right": BOTTOM_RIGHT}[
+            causal
+        ],
+        window_left=left,
+        window_right=right,
+        sink_keys=sinks,
+        blocks=mask.blocks if blocks else None,
+        block_q=mask.block_q,
+        block_k=mask.block_k,
+    )
+    sizes = ((2, 4, length, 8), (2, 2, length_k, 8))
+    assert tiles(Geometry(*sizes, *without_tables(features))) == counted(seen)
+
+
+@pytest.mark.usefixtures("simulated")
+def test_tiles_of_a_call_are_those_of_its_blocks_and_window():
+    q, k, v = (t.detach() for t in case())
+    kept = torch.tensor([[True, False, False, True]] * 3)
+    mask = BlockMask.from_dense(kept)
+    fa.attention(q, k, v, block_mask=mask)
+    assert fa.last_call().tiles == 2 * 3 * 3  # 400 keys: a tile of the last block
+    fa.attention(q, k, v, block_mask=mask, window=(0, 0))
+    # Own keys: 100 to 227, 228 to 355, 356 to 399.
+    assert fa.last_call().tiles == 2 * (1 + 0 + 1)
 
 
 @pytest.mark.usefixtures("simulated")
