@@ -316,10 +316,13 @@ def test_the_yardstick_passes_and_three_times_its_error_fails(kind):
     p = build(row)
     own, usual = exact(p), math_path(p)
     results = Results(*usual[:2], *usual[2:])
-    assert max(ratios(p, results).values()) <= 0.51
+    passed = ratios(p, results)
+    assert max(passed.values()) <= 0.51
     for name in ("out", *GRADIENTS):
         want = torch.from_numpy(getattr(own, name))
-        off = want + 3 * (getattr(usual, name).double() - want)
+        # Of few numbers the math path's error may be far below the floor.
+        times = 3 * max(1.0, 0.5 / passed[name])
+        off = want + times * (getattr(usual, name).double() - want)
         found = ratios(p, results._replace(**{name: off}))
         assert found[name] > 1 and max(found.values()) == found[name]
 

@@ -82,9 +82,9 @@ def expand_forward(op, q, k, v, *rest):
 
 
 def expand_backward(op, dout, dlse, q, k, v, *rest):
-    dq, dk, dv = op(dout, dlse, q, *expanded(q, k, v), *rest)
+    dq, dk, dv, *others = op(dout, dlse, q, *expanded(q, k, v), *rest)
     dk, dv = (t.unflatten(1, (k.size(1), -1)).sum(2) for t in (dk, dv))
-    return dq, dk, dv
+    return dq, dk, dv, *others
 
 
 def scores_in_forward(op, q, k, *rest):

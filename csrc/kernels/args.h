@@ -38,7 +38,7 @@ typedef enum fa_pass {
  * more registers. */
 typedef enum fa_level {
     FA_PLAIN, /* any lengths, causal, windows */
-    FA_FULL   /* and bias, mask, ALiBi, softcap, sinks, dropout, spans, blocks */
+    FA_FULL /* and bias, mask, ALiBi, softcap, sinks, dropout, spans, blocks */
 } fa_level;
 
 /* The types a row of variants.def reads, as a set. */
@@ -144,9 +144,11 @@ typedef struct fa_args {
     fa_view bias;   /* (B, H, Sq, Sk), broadcast by strides of 0; added to the
                      * scaled score; data NULL: none */
     fa_view mask;   /* (B, H, Sq, Sk) bytes, likewise; 0: not seen */
-    fa_view dbias;  /* as bias, of size 1 where that is broadcast; FA_BACKWARD_BIAS */
+    fa_view
+        dbias; /* as bias, of size 1 where that is broadcast; FA_BACKWARD_BIAS */
     fa_blocks blocks;
-    const fa_span_of_row *span_q; /* (Sq), instead of the diagonals; NULL: none */
+    const fa_span_of_row
+        *span_q; /* (Sq), instead of the diagonals; NULL: none */
     const fa_span_of_key *span_k; /* (Sk), likewise */
     const void *alibi; /* slopes (H) or (B, H), type of lse; NULL: none */
     const void *sink;  /* (H), type of lse: the score of one more key whose
@@ -155,7 +157,7 @@ typedef struct fa_args {
                         * FA_PREPARE; NULL: not wanted */
     const int64_t *seed; /* of dropout: seed and offset, see philox.h; NULL: no
                           * dropout */
-    void *lse;      /* (B, H, Sq) contiguous, natural logarithm; float, or
+    void *lse;           /* (B, H, Sq) contiguous, natural logarithm; float, or
                      * double where q is */
     float *lse_lo; /* (B, H, Sq) contiguous: what rounding took from lse, unless
                      * that is double; NULL: not wanted, or not known */
@@ -165,21 +167,21 @@ typedef struct fa_args {
                                       * brings a bf16 row into fp16's range */
     fa_block *block_of[FA_PREPARED]; /* (B, heads, ceil(rows / 64)) */
     double scale;                    /* softmax scale, any sign */
-    double per_unit;                 /* what 1 is in those units: 1 / |scale|, or
+    double per_unit;        /* what 1 is in those units: 1 / |scale|, or
                                       * log2(e) */
-    double softcap;                  /* scores become c tanh(s / c); 0: none */
-    double softcap_inverse;          /* 2 / softcap */
-    double keep_scale;               /* 65536 / keep; 1 without dropout */
-    float scale_log2;                /* |scale| * log2(e) */
-    int32_t seqlen_q;                /* Sq >= 1 */
-    int32_t seqlen_k;                /* Sk >= 1 */
-    int32_t head_dim;                /* D, at most the variant's bucket */
-    int32_t head_dim_v;              /* Dv, likewise */
-    int32_t batches;                 /* B; FA_BACKWARD_BIAS */
-    int32_t heads;                   /* H */
-    int32_t heads_k;                 /* Hk */
-    int32_t group;       /* H / Hk: query heads that share one key head */
-    int32_t diagonal;    /* row i sees key j if j <= i + diagonal;
+    double softcap;         /* scores become c tanh(s / c); 0: none */
+    double softcap_inverse; /* 2 / softcap */
+    double keep_scale;      /* 65536 / keep; 1 without dropout */
+    float scale_log2;       /* |scale| * log2(e) */
+    int32_t seqlen_q;       /* Sq >= 1 */
+    int32_t seqlen_k;       /* Sk >= 1 */
+    int32_t head_dim;       /* D, at most the variant's bucket */
+    int32_t head_dim_v;     /* Dv, likewise */
+    int32_t batches;        /* B; FA_BACKWARD_BIAS */
+    int32_t heads;          /* H */
+    int32_t heads_k;        /* Hk */
+    int32_t group;          /* H / Hk: query heads that share one key head */
+    int32_t diagonal;       /* row i sees key j if j <= i + diagonal;
                          * 0 top-left causal, Sk - Sq bottom-right,
                          * Sk no mask */
     int32_t first_diagonal; /* and i + first_diagonal <= j, or j < sink_keys;
@@ -187,10 +189,10 @@ typedef struct fa_args {
     int32_t sink_keys;      /* FA_FULL; 0 with span_q */
     int32_t alibi_diagonal; /* the key at distance 0 from row i is i + this */
     int32_t alibi_batch;    /* stride of alibi: H or 0 */
-    int32_t stored_bias;    /* fa_dtype of bias and dbias: that of q, or float */
-    uint32_t keep;          /* dropout: a weight is kept with keep / 65536 */
-    int32_t keep_log2;      /* 2^this is at least keep_scale */
-    uint32_t in_log2;       /* 1: scores are in base 2, see FA_SHIFT */
+    int32_t stored_bias; /* fa_dtype of bias and dbias: that of q, or float */
+    uint32_t keep;       /* dropout: a weight is kept with keep / 65536 */
+    int32_t keep_log2;   /* 2^this is at least keep_scale */
+    uint32_t in_log2;    /* 1: scores are in base 2, see FA_SHIFT */
     int32_t stored;      /* fa_dtype of q k v out out_lo dout */
     int32_t stored_grad; /* fa_dtype of dq dk dv */
     uint32_t wide;       /* FA_SET_*: every 16-byte granule of the tensor's rows

@@ -160,12 +160,11 @@ static FA_DEVICE void fa_even_out(fa_walk<KIND, DIM, OWN, PASS> *walk,
  * dropout, a bit i * 8 + j for each score; returns the same for those that are
  * seen.  `place` is of the queries. */
 template <int KIND, int DIM, int OWN, int PASS>
-static FA_DEVICE uint32_t
-fa_add_features(const fa_walk<KIND, DIM, OWN, PASS> *walk,
-                FA_NUMBER(KIND) s[OWN][FA_WALKED],
-                FA_NUMBER(KIND) dp[OWN][FA_WALKED], fa_args_in a, fa_lds area,
-                uint32_t place, int first, int walked, bool masked,
-                uint32_t kept, uint32_t tid)
+static FA_DEVICE uint32_t fa_add_features(
+    const fa_walk<KIND, DIM, OWN, PASS> *walk,
+    FA_NUMBER(KIND) s[OWN][FA_WALKED], FA_NUMBER(KIND) dp[OWN][FA_WALKED],
+    fa_args_in a, fa_lds area, uint32_t place, int first, int walked,
+    bool masked, uint32_t kept, uint32_t tid)
 {
     typedef FA_NUMBER(KIND) number;
     number unit[OWN];
@@ -351,8 +350,8 @@ fa_store_sums(fa_args_in a, const fa_walk<KIND, DIM, OWN, PASS> *walk,
 template <int LEVEL, int PASS>
 static FA_DEVICE bool fa_is_cleared(fa_args_in a, int first, int rows, int at)
 {
-    bool wanted = PASS != FA_BACKWARD_KV ||
-                  (LEVEL == FA_FULL && a->span_k != nullptr);
+    bool wanted =
+        PASS != FA_BACKWARD_KV || (LEVEL == FA_FULL && a->span_k != nullptr);
 
     return wanted && (fa_may_hide<LEVEL>(a) ||
                       !fa_all_seen<LEVEL, PASS>(a, first, rows, at));
@@ -382,9 +381,9 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
                            : (a->seqlen_q - 1) / ROWS - (int)fa_group_x());
     int wave_first = first + (int)fa_uniform(tid / FA_WAVE) * WAVE_ROWS;
     uint32_t own_place = fa_place<L, LEVEL>(fa_group_z(), fa_group_y());
-    uint32_t walk_place =
-        fa_place<L, LEVEL>(fa_group_z(), KV ? fa_group_y() * (uint32_t)a->group
-                                     : fa_group_y() / (uint32_t)a->group);
+    uint32_t walk_place = fa_place<L, LEVEL>(
+        fa_group_z(), KV ? fa_group_y() * (uint32_t)a->group
+                         : fa_group_y() / (uint32_t)a->group);
     int heads = KV ? a->group : 1; /* still to walk over */
     fa_walk<KIND, DIM, OWN, PASS> walk;
     fa_staged<L> staged;
@@ -475,11 +474,9 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
         fa_set_next(&next,
                     walk.with_first && !evening ? FA_ROWS_OF : FA_COLUMNS_OF,
                     evening ? &x : &y, &tile_b);
-        fa_walk_rows<L, LEVEL == FA_FULL && KV>(s, a, a->head_dim, lds, lds,
-                                                &tile_a, &x, walked,
-                                                FA_WALKED_ARRAYS(KIND, PASS),
-                                                kept, &staged, &next, active,
-                                                &tid);
+        fa_walk_rows<L, LEVEL == FA_FULL && KV>(
+            s, a, a->head_dim, lds, lds, &tile_a, &x, walked,
+            FA_WALKED_ARRAYS(KIND, PASS), kept, &staged, &next, active, &tid);
         fa_clear_products<OWN>(dp);
         if (LEVEL == FA_PLAIN && KIND != FA_BF16) {
             /* else later: products of scaled rows, or dropout, come first */
@@ -513,8 +510,8 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
                heads > 1) {
             heads -= 1;
             coming_place += 1;
-            coming = fa_start_tour<LEVEL, PASS>(a, &tour, coming_place, first,
-                                                ROWS);
+            coming =
+                fa_start_tour<LEVEL, PASS>(a, &tour, coming_place, first, ROWS);
         }
         bool was_even = evening;
         if (FA_EVENS_OUT(KIND, PASS)) {

@@ -106,11 +106,10 @@ static FA_DEVICE void fa_store_bias(fa_args_in a, int batch, int head, int row,
 {
     const FA_CONSTANT fa_view *to = &a->dbias;
     int stored = KIND == FA_F64 || KIND == FA_F32 ? (int)KIND : a->stored_bias;
-    fa_global_out at =
-        (fa_global_out)to->data +
-        (batch * to->stride[0] + head * to->stride[1] + row * to->stride[2] +
-         key * to->stride[3]) *
-            fa_bytes_of(stored);
+    fa_global_out at = (fa_global_out)to->data +
+                       (batch * to->stride[0] + head * to->stride[1] +
+                        row * to->stride[2] + key * to->stride[3]) *
+                           fa_bytes_of(stored);
 
     if constexpr (KIND == FA_F64) {
         *(FA_GLOBAL double *)at = x;
@@ -171,10 +170,9 @@ static FA_DEVICE void fa_sum_keys(FA_NUMBER(KIND) sum[OWN][FA_WALKED])
 
 /* A workgroup's tile of sums, from row and key on. */
 template <int KIND, int OWN>
-static FA_DEVICE void fa_store_tile(fa_args_in a,
-                                    FA_NUMBER(KIND) sum[OWN][FA_WALKED],
-                                    int first, int walked, fa_lds lds,
-                                    uint32_t tid)
+static FA_DEVICE void
+fa_store_tile(fa_args_in a, FA_NUMBER(KIND) sum[OWN][FA_WALKED], int first,
+              int walked, fa_lds lds, uint32_t tid)
 {
     bool all_rows = a->dbias.stride[2] == 0;
     bool all_keys = a->dbias.stride[3] == 0;
@@ -220,8 +218,8 @@ static FA_DEVICE void fa_bias_gradient(fa_args_in a, fa_lds lds)
     int columns = all_keys ? 1 : key_tiles; /* of the grid */
     int row_tile = (int)fa_group_x() / columns;
     int key_tile = (int)fa_group_x() % columns;
-    fa_part batches = fa_part_of(a->dbias.stride[0] == 0, a->batches,
-                                 (int)fa_group_z());
+    fa_part batches =
+        fa_part_of(a->dbias.stride[0] == 0, a->batches, (int)fa_group_z());
     fa_part heads =
         fa_part_of(a->dbias.stride[1] == 0, a->heads, (int)fa_group_y());
     fa_part rows = fa_part_of(a->dbias.stride[2] == 0,
@@ -236,7 +234,8 @@ static FA_DEVICE void fa_bias_gradient(fa_args_in a, fa_lds lds)
 #pragma unroll 1
             for (int row = rows.from; row < rows.to; row++) {
                 int first = row * L::ROWS;
-                uint32_t place = fa_place<L, FA_FULL>((uint32_t)batch, (uint32_t)head);
+                uint32_t place =
+                    fa_place<L, FA_FULL>((uint32_t)batch, (uint32_t)head);
                 fa_own_numbers<KIND, OWN> own;
                 fa_tour tour;
 

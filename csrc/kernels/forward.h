@@ -79,9 +79,10 @@ static FA_DEVICE void fa_start_rows(fa_rows<KIND, DIM, OWN> *rows,
     typedef FA_NUMBER(KIND) number;
     bool with_sink = LEVEL == FA_FULL && a->sink != nullptr;
     bool mine = (tid & (FA_IS_HALF(KIND) ? 3 : 7)) == 0; /* see fa_sums_of */
-    number sink = with_sink ? ((const FA_GLOBAL number *)
-                                   a->sink)[fa_uniform(place) & 0xffff]
-                            : (number)0;
+    number sink =
+        with_sink
+            ? ((const FA_GLOBAL number *)a->sink)[fa_uniform(place) & 0xffff]
+            : (number)0;
 
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
@@ -212,25 +213,24 @@ fa_softmax(fa_rows<KIND, DIM, OWN> *rows, FA_NUMBER(KIND) s[OWN][FA_WALKED],
  * of tiles that not all rows see, to the rows that see them.  Rare, so one key
  * at a time, at the end. */
 template <int KIND, int DIM, int OWN, int LEVEL>
-static FA_DEVICE void fa_add_specials(fa_rows<KIND, DIM, OWN> *rows,
-                                      fa_args_in a, uint32_t place,
-                                      const fa_matrix *v, int first,
-                                      uint32_t tid)
+static FA_DEVICE void
+fa_add_specials(fa_rows<KIND, DIM, OWN> *rows, fa_args_in a, uint32_t place,
+                const fa_matrix *v, int first, uint32_t tid)
 {
     typedef fa_shape<KIND, DIM, OWN> shape;
     typedef FA_NUMBER(KIND) number;
     fa_steps steps = fa_steps_of<KIND>(v);
     fa_tour tour;
-    int t = fa_start_tour<LEVEL, FA_FORWARD>(a, &tour, place, first,
-                                             shape::ROWS);
+    int t =
+        fa_start_tour<LEVEL, FA_FORWARD>(a, &tour, place, first, shape::ROWS);
 
     int key = t * FA_WALK;
 
     /* One loop, because for each the compiler would move the sums about. */
 #pragma unroll 1
     while (t < tour.range.end) {
-        bool sees_all = fa_all_seen<LEVEL, FA_FORWARD>(a, first, shape::ROWS,
-                                                       t * FA_WALK);
+        bool sees_all =
+            fa_all_seen<LEVEL, FA_FORWARD>(a, first, shape::ROWS, t * FA_WALK);
         bool cleared = fa_may_hide<LEVEL>(a) || !sees_all;
         uint32_t seen = 0; /* bit i: by owned row i */
 #pragma unroll
@@ -419,7 +419,7 @@ fa_take_scores(fa_rows<KIND, DIM, OWN> *rows, FA_NUMBER(KIND) s[OWN][FA_WALKED],
     }
     if (!fa_all_seen<LEVEL, FA_FORWARD>(a, wave_first, WAVE_ROWS, key)) {
         fa_hide<KIND, OWN, LEVEL, FA_FORWARD, false>(
-            s, s, (FA_NUMBER(KIND))-FA_INFINITY, a, first, key, tid);
+            s, s, (FA_NUMBER(KIND)) - FA_INFINITY, a, first, key, tid);
     }
     fa_softmax(rows, s, p, scale_log2, tid);
     if constexpr (LEVEL == FA_FULL) {
@@ -512,7 +512,7 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
         float undo = 1.0f; /* of a key */
         if (KIND == FA_BF16) {
             undo = fa_undo_scale<KIND>(a, FA_K_AT, key_place,
-                                           key + (int)(tid & (FA_WALK - 1)));
+                                       key + (int)(tid & (FA_WALK - 1)));
         }
         fa_clear_products<OWN>(s);
         fa_set_next(&next, FA_COLUMNS_OF, &v, &q);
@@ -542,9 +542,8 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
         fa_matrix v = fa_matrix_at<KIND>(a, FA_V_AT, key_place);
         fa_add_specials<KIND, DIM, OWN, LEVEL>(&rows, a, place, &v, first, tid);
     }
-    fa_store_rows<KIND, DIM, OWN, L::END, LEVEL>(fa_again(a), &rows, first,
-                                                 place, scale_log2, v_scale, lds,
-                                                 tid);
+    fa_store_rows<KIND, DIM, OWN, L::END, LEVEL>(
+        fa_again(a), &rows, first, place, scale_log2, v_scale, lds, tid);
 }
 
 #endif

@@ -58,7 +58,8 @@ template <int KIND, int DIM, int OWN, int LEVEL>
 struct fa_kernel<FA_BACKWARD_BIAS, KIND, DIM, OWN, LEVEL> {
     typedef fa_args args;
     enum {
-        LDS_BYTES = fa_backward_layout<KIND, DIM, OWN, FA_BACKWARD_BIAS>::LDS_BYTES,
+        LDS_BYTES =
+            fa_backward_layout<KIND, DIM, OWN, FA_BACKWARD_BIAS>::LDS_BYTES,
         WAVES = 1
     };
     static FA_DEVICE void run(fa_args_in a, fa_lds lds)

@@ -232,9 +232,8 @@ static FA_DEVICE void fa_set_weight(FA_GLOBAL Number *to, fa_args_in a,
     }
     low = low - low == 0 ? low : (Number)0;
     to[FA_SHIFT] = shift;
-    to[FA_BIAS] = high == -FA_INFINITY
-                      ? high /* no key has a weight */
-                      : fa_fma(shift, scale_log2, -high) - low;
+    to[FA_BIAS] = high == -FA_INFINITY ? high /* no key has a weight */
+                                       : fa_fma(shift, scale_log2, -high) - low;
 }
 
 template <typename Number>
@@ -265,11 +264,11 @@ static FA_DEVICE void fa_set_row(fa_args_in a, int64_t at, int head,
     if (a->sink != nullptr) {
         Number score =
             ((const FA_GLOBAL Number *)a->sink)[head] * (Number)a->per_unit;
-        Number weight = score == -FA_INFINITY
-                            ? (Number)0
-                            : fa_weight<KIND>(score - to[FA_SHIFT],
-                                              fa_unit<KIND, FA_FULL>(a),
-                                              to[FA_BIAS]);
+        Number weight =
+            score == -FA_INFINITY
+                ? (Number)0
+                : fa_weight<KIND>(score - to[FA_SHIFT],
+                                  fa_unit<KIND, FA_FULL>(a), to[FA_BIAS]);
         Number dsink = weight * (dlse - delta);
         sum -= dsink;
         if (a->dsink != nullptr) {

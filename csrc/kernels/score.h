@@ -35,8 +35,7 @@ template <typename Number> struct fa_capped {
 
 /* tanh for fp32 and fp64, where an error of 1e-7 c would count: from
  * 2^y - 1 = 2^n (2^f - 1) + (2^n - 1), y = 2 |x| log2(e). */
-template <typename Number>
-static FA_DEVICE fa_capped<Number> fa_tanh(Number y)
+template <typename Number> static FA_DEVICE fa_capped<Number> fa_tanh(Number y)
 {
     const double c[11] = {
         0x1.62e42fefa39efp-1,  0x1.ebfbdff82c5adp-3,  0x1.c6b08d7049fd1p-5,
@@ -112,8 +111,7 @@ static FA_DEVICE void fa_add_alibi(FA_NUMBER(KIND) s[OWN][FA_WALKED],
 #pragma unroll
     for (int j = 0; j < FA_WALKED; j++) {
         int row = (int)(tid & 7) + 8 * j;
-        walks[j] =
-            (number)(KV ? fa_own_key(a, walked + row) - walked : row);
+        walks[j] = (number)(KV ? fa_own_key(a, walked + row) - walked : row);
     }
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
@@ -149,11 +147,11 @@ static FA_DEVICE fa_plane fa_plane_of(fa_args_in a, int view, int bytes,
     int64_t other = from->stride[KV ? 2 : 3];
     fa_plane x;
 
-    x.base = (fa_global_in)from->data +
-             ((int64_t)(at >> 16) * from->stride[0] +
-              (int64_t)(at & 0xffff) * from->stride[1] + first * own +
-              walked * other) *
-                 bytes;
+    x.base =
+        (fa_global_in)from->data + ((int64_t)(at >> 16) * from->stride[0] +
+                                    (int64_t)(at & 0xffff) * from->stride[1] +
+                                    first * own + walked * other) *
+                                       bytes;
     x.own = (uint32_t)own * (uint32_t)bytes;
     x.walked = (uint32_t)other * (uint32_t)bytes;
     x.last_own = (KV ? a->seqlen_k : a->seqlen_q) - 1 - first;
@@ -182,11 +180,10 @@ static FA_DEVICE fa_offsets<OWN> fa_offsets_of(const fa_plane *x, uint32_t tid)
 
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        y.own[i] = DENSE ? (uint32_t)fa_own_row(OWN, tid, 0) *
-                                   (x->own & 0xffffff) +
-                               (tid & 7) * BYTES + 4 * i * x->own
-                         : fa_offset(fa_own_row(OWN, tid, i), x->last_own,
-                                     x->own);
+        y.own[i] =
+            DENSE ? (uint32_t)fa_own_row(OWN, tid, 0) * (x->own & 0xffffff) +
+                        (tid & 7) * BYTES + 4 * i * x->own
+                  : fa_offset(fa_own_row(OWN, tid, i), x->last_own, x->own);
     }
 #pragma unroll
     for (int j = 0; j < FA_WALKED; j++) {
@@ -264,8 +261,8 @@ static FA_DEVICE void fa_add_bias_of(FA_NUMBER(KIND) s[OWN][FA_WALKED],
                                      int walked, uint32_t tid)
 {
     enum { BYTES = STORED == FA_F64 ? 8 : STORED == FA_F32 ? 4 : 2 };
-    fa_plane x = fa_plane_of<PASS>(a, FA_VIEW(bias), BYTES, place, first,
-                                   walked);
+    fa_plane x =
+        fa_plane_of<PASS>(a, FA_VIEW(bias), BYTES, place, first, walked);
 
     if (PASS == FA_FORWARD && FA_IS_HALF(KIND) && fa_is_dense<OWN, BYTES>(&x)) {
         fa_add_stored<KIND, OWN, STORED, true>(s, per_unit, &x, tid);
@@ -318,7 +315,8 @@ static FA_DEVICE void fa_mask_plane(FA_NUMBER(KIND) s[OWN][FA_WALKED],
         fa_keep_order(); /* comparisons take two scalar registers each */
 #pragma unroll
         for (int j = 0; j < FA_WALKED; j++) {
-            s[i][j] = seen[i][j] != 0 ? s[i][j] : (FA_NUMBER(KIND))-FA_INFINITY;
+            s[i][j] =
+                seen[i][j] != 0 ? s[i][j] : (FA_NUMBER(KIND)) - FA_INFINITY;
         }
     }
 }
@@ -344,12 +342,12 @@ static FA_DEVICE void fa_mask(FA_NUMBER(KIND) s[OWN][FA_WALKED], fa_args_in a,
  * a score of 1 is in their units, of each owned row.  In the passes for dQ, dK and dV dp is multiplied by
  * softcap's derivative.  `place` is of the queries. */
 template <int KIND, int OWN, int PASS>
-static FA_DEVICE void
-fa_make_scores(FA_NUMBER(KIND) s[OWN][FA_WALKED],
-               FA_NUMBER(KIND) dp[OWN][FA_WALKED],
-               const FA_NUMBER(KIND) unit[OWN],
-               const FA_NUMBER(KIND) per_unit[OWN], fa_args_in a,
-               uint32_t place, int first, int walked, uint32_t tid)
+static FA_DEVICE void fa_make_scores(FA_NUMBER(KIND) s[OWN][FA_WALKED],
+                                     FA_NUMBER(KIND) dp[OWN][FA_WALKED],
+                                     const FA_NUMBER(KIND) unit[OWN],
+                                     const FA_NUMBER(KIND) per_unit[OWN],
+                                     fa_args_in a, uint32_t place, int first,
+                                     int walked, uint32_t tid)
 {
     typedef FA_NUMBER(KIND) number;
 
@@ -389,7 +387,8 @@ fa_make_scores(FA_NUMBER(KIND) s[OWN][FA_WALKED],
     a = fa_again(a);
     tid = fa_opaque(tid);
     if (a->alibi != nullptr) {
-        fa_add_alibi<KIND, OWN, PASS>(s, per_unit, a, place, first, walked, tid);
+        fa_add_alibi<KIND, OWN, PASS>(s, per_unit, a, place, first, walked,
+                                      tid);
     }
     tid = fa_opaque(tid);
     if (a->bias.data != nullptr) {
@@ -417,8 +416,7 @@ static FA_DEVICE bool fa_is_excluded(fa_args_in a, uint32_t place, int row,
     int stored = KIND == FA_F64 || KIND == FA_F32 ? (int)KIND : a->stored_bias;
     fa_plane x = fa_plane_of<FA_FORWARD>(a, FA_VIEW(bias), fa_bytes_of(stored),
                                          place, 0, 0);
-    fa_global_in at =
-        x.base + ((int64_t)row * x.own + (int64_t)key * x.walked);
+    fa_global_in at = x.base + ((int64_t)row * x.own + (int64_t)key * x.walked);
 
     if (KIND == FA_F64) {
         return *(const FA_GLOBAL double *)at == -FA_INFINITY;
@@ -434,16 +432,18 @@ template <int KIND, int LEVEL>
 static FA_DEVICE bool fa_sees(fa_args_in a, uint32_t place, int row, int key)
 {
     fa_sight sight = fa_sight_of<LEVEL, FA_FORWARD>(a, row);
-    bool seen = (key >= sight.from || key < fa_sink_keys<LEVEL, FA_FORWARD>(a)) &&
-                key <= sight.to;
+    bool seen =
+        (key >= sight.from || key < fa_sink_keys<LEVEL, FA_FORWARD>(a)) &&
+        key <= sight.to;
 
     if constexpr (LEVEL == FA_FULL) {
         int r = fa_min_int(row, a->seqlen_q - 1);
         if (a->mask.data != nullptr) {
-            fa_plane x = fa_plane_of<FA_FORWARD>(a, FA_VIEW(mask), 1, place, 0, 0);
-            seen = seen && *(const FA_GLOBAL uint8_t *)(x.base +
-                                                        (int64_t)r * x.own +
-                                                        (int64_t)key * x.walked) != 0;
+            fa_plane x =
+                fa_plane_of<FA_FORWARD>(a, FA_VIEW(mask), 1, place, 0, 0);
+            seen = seen &&
+                   *(const FA_GLOBAL uint8_t *)(x.base + (int64_t)r * x.own +
+                                                (int64_t)key * x.walked) != 0;
         }
         if (a->bias.data != nullptr) {
             seen = seen && !fa_is_excluded<KIND>(a, place, r, key);

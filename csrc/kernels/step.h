@@ -176,8 +176,8 @@ static FA_DEVICE void
 fa_walk_rows(typename L::number s[L::OWN][FA_WALKED], fa_args_in a,
              int channels, fa_lds own_rows, fa_lds lds, const fa_tile *own,
              const fa_tile *walked, typename L::number number, int arrays,
-             uint32_t kept, fa_staged<L> *staged, const fa_next *next, bool active,
-             uint32_t *thread)
+             uint32_t kept, fa_staged<L> *staged, const fa_next *next,
+             bool active, uint32_t *thread)
 {
     enum { KIND = L::KIND, ROWS = L::ROWS };
     fa_lds walk = lds + L::WALK_AT;

@@ -19,9 +19,8 @@ typedef struct fa_tour {
 } fa_tour;
 
 /* The list of blocks for a head of queries and the workgroup's rows. */
-static FA_DEVICE const FA_GLOBAL int32_t *fa_block_list(fa_args_in a,
-                                                        uint32_t place,
-                                                        int first)
+static FA_DEVICE const FA_GLOBAL int32_t *
+fa_block_list(fa_args_in a, uint32_t place, int first)
 {
     const FA_CONSTANT fa_blocks *x = &a->blocks;
     uint32_t at = fa_uniform(place);
@@ -73,8 +72,7 @@ static FA_DEVICE int fa_start_tour(fa_args_in a, fa_tour *tour, uint32_t place,
                                    int first, int rows)
 {
     tour->range = fa_range_of<LEVEL, PASS>(a, first, rows);
-    tour->sink_tiles =
-        (fa_sink_keys<LEVEL, PASS>(a) + FA_WALK - 1) / FA_WALK;
+    tour->sink_tiles = (fa_sink_keys<LEVEL, PASS>(a) + FA_WALK - 1) / FA_WALK;
     tour->entry = 0;
     return fa_tile_from<LEVEL>(a, tour, place, first, 0);
 }
