@@ -500,11 +500,14 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
     }
     while (t < tour.range.end) {
         int key = t * FA_WALK;
-        bool active = fa_is_active(&wave, tour.sink_tiles, t);
         number s[OWN][FA_WALKED];
         fa_weights<KIND> p[OWN];
 
         a = fa_again(a);
+        if (KIND == FA_F64) { /* no scalar registers to keep it */
+            wave = fa_range_of<LEVEL, FA_FORWARD>(a, wave_first, WAVE_ROWS);
+        }
+        bool active = fa_is_active(&wave, tour.sink_tiles, t);
         fa_tile q = fa_tile_of(FA_Q_AT, place, first, fa_flip<KIND>(a));
         fa_tile k = fa_tile_of(FA_K_AT, key_place, key, 0);
         fa_tile v = fa_tile_of(FA_V_AT, key_place, key, 0);
