@@ -174,7 +174,7 @@ FILES = {
     "b53": (12, 12, set()),
     "b55": (4, 8, set()),  # double backward: through two fused backwards
     "b57": (4, 4, set()),
-    "b59": (5, 0, {"rank", "argument"}),
+    "b59": (17, 0, {"argument"}),
     "b60": (1, 0, {"head_dim"}),
     "b63": (0, 0, set()),
     "b67": (3, 0, set()),
