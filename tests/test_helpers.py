@@ -109,15 +109,15 @@ def test_forked_programs_are_alone_and_have_what_they_were_given(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "seconds", "said"),
     [
-        ("raise ValueError('so')", "exit 1\\n\\nTraceback.*ValueError: so"),
-        ("import sys; print('out'); sys.exit(3)", "exit 3\\nout"),
-        ("import os; os.abort()", f"exit -{int(signal.SIGABRT)}"),
-        ("while True: pass", f"exit -{int(signal.SIGALRM)}"),
+        ("raise ValueError('so')", 300, "exit 1\\n\\nTraceback.*ValueError: so"),
+        ("import sys; print('out'); sys.exit(3)", 300, "exit 3\\nout"),
+        ("import os; os.abort()", 300, f"exit -{int(signal.SIGABRT)}"),
+        ("while True: pass", 1, f"exit -{int(signal.SIGALRM)}"),
     ],
 )
-def test_a_forked_program_that_fails_fails_the_test(code, said):
+def test_a_forked_program_that_fails_fails_the_test(code, seconds, said):
     with pytest.raises(AssertionError, match=f"(?s)^{said}"):
-        run_forked(code, timeout=2)
+        run_forked(code, timeout=seconds)
     run_forked("")  # and the next one is served

@@ -27,7 +27,6 @@ while True:
         break
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 signal.alarm(job["timeout"])
-os.environ.clear()
 os.environ.update(job["env"])
 for number, name in enumerate(("/dev/null", job["stdout"], job["stderr"])):
     os.dup2(os.open(name, os.O_RDWR), number)
@@ -37,14 +36,14 @@ exec(job["code"], {"__name__": "__main__"})
 
 
 @functools.cache
-def _server(path):
-    """The server for this PYTHONPATH, whose environment has nothing of ours."""
+def _server(base):
+    """The server with this environment, as JSON."""
     return subprocess.Popen(
         [sys.executable, "-c", SERVER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=json.loads(path),
+        env=json.loads(base),
     )
 
 
@@ -54,8 +53,8 @@ def run_fork(code, arguments, base, env, timeout):
     Args:
         code: the program.
         arguments: its sys.argv[1:].
-        base: the server's environment.
-        env: what the program's has besides.
+        base: the environment in which torch was imported.
+        env: what the program has besides.
         timeout: seconds, after which it is ended by SIGALRM.
 
     Returns:
@@ -67,8 +66,8 @@ def run_fork(code, arguments, base, env, timeout):
         for file in files:
             file.touch()
         job = dict(zip(("stdout", "stderr"), map(str, files)))
-        job.update(code=code, arguments=list(map(str, arguments)), timeout=timeout)
-        job["env"] = {**base, **env}
+        arguments = list(map(str, arguments))
+        job.update(code=code, arguments=arguments, env=env, timeout=timeout)
         server.stdin.write(json.dumps(job) + "\n")
         server.stdin.flush()
         status = int(server.stdout.readline())
