@@ -254,6 +254,10 @@ int main(int argc, char **argv)
     test_launch(&run);
     test_code(&run);
     test_torch_abi(&run);
+    test_store(&run);
+    test_store_damage(&run);
+    test_store_kills(&run);
+    test_flight(&run);
     test_kernels(&run);
     printf("%d passed, %d failed, %d skipped\n", run.passed, run.failed,
            run.skipped);

@@ -84,5 +84,9 @@ void test_code(test_run *run);
 void test_reference(test_run *run);
 void test_kernels(test_run *run);
 void test_torch_abi(test_run *run);
+void test_store(test_run *run);
+void test_store_damage(test_run *run);
+void test_store_kills(test_run *run);
+void test_flight(test_run *run);
 
 #endif
