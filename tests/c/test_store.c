@@ -407,6 +407,32 @@ static void store_waits_for_its_lock_with_a_bound(test_run *run)
     CHECK(run, put(&f, "fwd", 2) == FA_OK);
 }
 
+static int wait_to_be_killed(void *context)
+{
+    (void)context;
+    while (pause() != 0) {
+    }
+    return 0;
+}
+
+static void fork_a_child(void *context)
+{
+    *(int *)context = scratch_start(wait_to_be_killed, NULL);
+}
+
+/* Its descriptor of the lock file stays open as long as it lives. */
+static void store_lock_is_not_kept_by_a_child_forked_under_it(test_run *run)
+{
+    fixture f;
+    int child = -1;
+    set_up(run, &f);
+    fault_set_before("renameat", 1, fork_a_child, &child);
+    CHECK(run, put(&f, "fwd", 1) == FA_OK && fault_happened());
+    CHECK(run, put(&f, "fwd", 2) == FA_OK);
+    kill(child, SIGKILL);
+    scratch_wait(child);
+}
+
 /* -- what is not trusted --------------------------------------------------- */
 
 /* That no function reads or changes anything, and each says why. */
@@ -790,6 +816,7 @@ void test_store(test_run *run)
     RUN(run, store_merges_processes_that_write_at_once);
     RUN(run, store_merges_threads_that_write_at_once);
     RUN(run, store_waits_for_its_lock_with_a_bound);
+    RUN(run, store_lock_is_not_kept_by_a_child_forked_under_it);
     RUN(run, store_leaves_folders_and_files_alone_that_others_write);
     RUN(run, store_follows_no_symbolic_link);
     RUN(run, store_reads_nothing_but_files);
