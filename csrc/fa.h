@@ -40,7 +40,10 @@ typedef enum fa_status {
     FA_ENOMEM,
     FA_ELIBRARY, /* a runtime library is missing or incomplete */
     FA_ECODE,    /* a code object is missing, corrupt, foreign, incomplete */
-    FA_EDEVICE   /* the runtime or the simulator reported a failure */
+    FA_EDEVICE,  /* the runtime or the simulator reported a failure */
+    FA_EOPEN,    /* a breaker refused: nothing was launched (host/guard.h) */
+    FA_ELATE,    /* the deadline has passed: answer the call by other means */
+    FA_EONCE     /* it failed half-way and must not be repeated */
 } fa_status;
 
 enum { FA_ERROR_CHARS = 1024 };
@@ -199,6 +202,7 @@ typedef struct fa_step {
     uint32_t grid[3];    /* in workgroups */
     uint32_t prepare;    /* FA_SET_* that FA_PREPARE looks at; else 0 */
     uint32_t only_unfit; /* as in fa_args */
+    double products;     /* multiply-adds, without regard to what is hidden */
 } fa_step;
 
 /* Where arrays lie in the workspace: bytes from its start, or FA_NOWHERE for
@@ -329,11 +333,14 @@ typedef struct fa_target {
     int32_t device;   /* index in the runtime's order; 0 for FA_SIM */
     void *stream;     /* hipStream_t or CUstream; ignored by FA_SIM */
     const char *arch; /* "gfx906"; NULL asks the device (not for FA_SIM) */
+    struct fa_guard *guard; /* host/guard.h; NULL: none */
+    bool once; /* it writes in place: once begun it must not be repeated */
 } fa_target;
 
 typedef struct fa_counts {
     uint64_t wave_instructions; /* counted by FA_SIM alone */
     uint64_t workgroups;
+    struct fa_late *late; /* with FA_ELATE: see fa_guard_keep; else NULL */
 } fa_counts;
 
 /* Drivers and code objects that belong to one configuration.  Both are

@@ -22,6 +22,8 @@ from ._attention import attention
 from ._blocks import BlockMask, local_global_blocks, segment_tile_local_blocks
 from ._errors import FlashAttnError
 from ._flash_attn import flash_attn_func
+from ._guard import configure as configure_guard
+from ._guard import disable, enable
 from ._profile import Profile, profile
 from ._reason import Reason
 from ._rotary import apply_rotary
@@ -39,6 +41,9 @@ __all__ = [
     "apply_rotary",
     "attention",
     "build_info",
+    "configure_guard",
+    "disable",
+    "enable",
     "explain",
     "flash_attn_func",
     "flash_attn_varlen_func",

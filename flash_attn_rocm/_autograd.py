@@ -23,12 +23,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from . import _chunked, _ops
+from . import _chunked, _ops, _verify
 from ._errors import FlashAttnError, LaunchFailure
 from ._features import BIAS, NUMBERS, SINK, TENSORS, Features, features_of
 from ._grad_check import check_gradients
-from ._reason import Reason
-from ._record import note
+from ._record import note, reason_of_failure
 from ._simulate import launch_arch, launches_on
 from ._torch import is_dynamo_compiling
 
@@ -139,12 +138,14 @@ def _gradients(
         return _launch(None, *inputs, *rest)
     try:
         grads = _launch(arch, *inputs, *rest)
+        if _verify.is_due():
+            _verify.check_backward(q, k, v, features, dout, dlse, grads[0])
     except torch.cuda.OutOfMemoryError:
         raise
     except RuntimeError as error:
         if strict:
             raise FlashAttnError(str(error)) from error
-        note(Reason.FAILED, str(error))
+        note(reason_of_failure(error), str(error))
         call = _chunked.Call(q, k, v, dout, dlse, features)
         made = _chunked.first_order(call)
         like = (q, k, v, features.bias, features.sink)
@@ -171,6 +172,8 @@ def _forward(
         made = op(q, k, v, *args, needs_grad)
     except Exception as error:
         raise LaunchFailure(str(error)) from error
+    if _verify.is_due():
+        _verify.check_forward(q, k, v, features, made[0])
     return made
 
 

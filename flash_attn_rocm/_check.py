@@ -29,6 +29,7 @@ from ._eligibility import (
 )
 from ._errors import FlashAttnError
 from ._features import KEEP_ALL, WINDOW_MAX, keep_of
+from ._guard import switch
 from ._reason import Reason
 from ._simulate import current_arch, traced_arch
 from ._torch import (
@@ -66,6 +67,9 @@ def check_package() -> None:
         raise FlashAttnError(str(_ops.unavailable))
     if config.device == "off":
         raise FlashAttnError("FLASH_ATTN_ROCM_DEVICE=off switches this package off")
+    if switch.off:
+        why = f": {switch.why}" if switch.why else ""
+        raise FlashAttnError(f"disable() switched this package off{why}")
 
 
 def check_kinds(**tensors: Any) -> bool:

@@ -7,6 +7,14 @@ A malformed value gives one warning and the documented default:
     FLASH_ATTN_ROCM_LOG       debug | info | warning | error        not set up
     FLASH_ATTN_ROCM_UNTESTED  1 lets kernels run on a real AMD GPU           0
     FLASH_ATTN_ROCM_BF16      auto | strict (bfloat16 in fp32 arithmetic)   auto
+    FLASH_ATTN_ROCM_GUARD     off | async | sync: see docs/degradation.md  async
+    FLASH_ATTN_ROCM_DEADLINE_FACTOR    times the estimate of a call           50
+    FLASH_ATTN_ROCM_DEADLINE_FLOOR_MS  and not sooner than                  2000
+    FLASH_ATTN_ROCM_ON_HANG   report | abort, after a missed deadline     report
+    FLASH_ATTN_ROCM_COOLDOWN_S  of a breaker that opened once                 60
+    FLASH_ATTN_ROCM_SELFTEST  0: real GPUs run without a self-test             1
+    FLASH_ATTN_ROCM_VERIFY    1/N: check one call in N with torch ops; 0       0
+    FLASH_ATTN_ROCM_CACHE_DIR folder of state    flash_attn_rocm in XDG_CACHE_HOME
 
 SPDX-License-Identifier: BSD-3-Clause
 """
@@ -15,6 +23,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -39,6 +48,15 @@ class Config:
     log: str | None
     untested: bool
     bf16: str  # "auto" or "strict"
+    guard: str  # "off", "async" or "sync"
+    deadline_factor: float
+    deadline_floor_ms: float
+    on_hang: str  # "report" or "abort"
+    cooldown_s: float
+    selftest: bool
+    verify: int  # one call in so many; 0: none
+    cache_dir: str
+    cache_dir_given: bool  # the user named it: the simulator's state goes there too
     python_ops: bool  # tests only: register the ops from Python
 
 
@@ -48,12 +66,59 @@ def _malformed(name: str, value: str, expected: str, default: str) -> None:
     )
 
 
-def _switch(environ: Mapping[str, str], name: str) -> bool:
+def _switch(environ: Mapping[str, str], name: str, default: bool = False) -> bool:
     value = environ.get(_PREFIX + name, "").strip()
     if value not in _SWITCH:
-        _malformed(name, value, "0 or 1", "0")
-        return False
-    return _SWITCH[value]
+        _malformed(name, value, "0 or 1", str(int(default)))
+        return default
+    return _SWITCH[value] if value else default
+
+
+def _word(environ: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
+    """One of `words`, of which the first is the default."""
+    value = environ.get(_PREFIX + name, "").strip().lower()
+    if value and value not in words:
+        _malformed(name, value, " or ".join(words), words[0])
+        return words[0]
+    return value or words[0]
+
+
+def _number(
+    environ: Mapping[str, str], name: str, default: float, positive: bool
+) -> float:
+    """A finite number, above or at least 0."""
+    text = environ.get(_PREFIX + name, "").strip()
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and (value > 0 if positive else value >= 0)):
+        expected = "a number above 0" if positive else "a number of at least 0"
+        _malformed(name, text, expected, f"{default:g}")
+        return default
+    return value
+
+
+def _one_in(environ: Mapping[str, str], name: str) -> int:
+    """N of "1/N", or 0."""
+    text = environ.get(_PREFIX + name, "").strip()
+    named = re.fullmatch(r"1\s*/\s*([1-9][0-9]{0,8})", text)
+    if named:
+        return int(named.group(1))
+    if text not in ("", "0", "1"):
+        _malformed(name, text, "1/N with a whole N, or 0", "0")
+    return int(text == "1")
+
+
+def _cache_dir(environ: Mapping[str, str]) -> tuple[str, bool]:
+    """The folder of state, and whether the user named it."""
+    given = environ.get(_PREFIX + "CACHE_DIR", "").strip()
+    if given:
+        return os.path.abspath(os.path.expanduser(given)), True
+    base = environ.get("XDG_CACHE_HOME", "").strip()
+    if not os.path.isabs(base):  # as the specification has it
+        base = os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "flash_attn_rocm"), False
 
 
 def read(environ: Mapping[str, str]) -> Config:
@@ -84,11 +149,7 @@ def read(environ: Mapping[str, str]) -> Config:
         _malformed("LOG", log, "one of " + ", ".join(_LEVELS), "no set-up of logging")
         log = None
 
-    bf16 = environ.get(_PREFIX + "BF16", "").strip().lower() or "auto"
-    if bf16 not in ("auto", "strict"):
-        _malformed("BF16", bf16, "auto or strict", "auto")
-        bf16 = "auto"
-
+    cache_dir, cache_dir_given = _cache_dir(environ)
     return Config(
         device=device,
         sim_arch=arch,
@@ -96,7 +157,16 @@ def read(environ: Mapping[str, str]) -> Config:
         code_dir=code_dir,
         log=log,
         untested=_switch(environ, "UNTESTED"),
-        bf16=bf16,
+        bf16=_word(environ, "BF16", ("auto", "strict")),
+        guard=_word(environ, "GUARD", ("async", "off", "sync")),
+        deadline_factor=_number(environ, "DEADLINE_FACTOR", 50.0, True),
+        deadline_floor_ms=_number(environ, "DEADLINE_FLOOR_MS", 2000.0, False),
+        on_hang=_word(environ, "ON_HANG", ("report", "abort")),
+        cooldown_s=_number(environ, "COOLDOWN_S", 60.0, False),
+        selftest=_switch(environ, "SELFTEST", True),
+        verify=_one_in(environ, "VERIFY"),
+        cache_dir=cache_dir,
+        cache_dir_given=cache_dir_given,
         python_ops=_switch(environ, "PYTHON_OPS"),
     )
 

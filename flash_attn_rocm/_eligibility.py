@@ -24,6 +24,7 @@ from . import _ops
 from ._autograd import absent
 from ._config import code_objects, config, logger
 from ._features import KEEP_ALL, Features, keep_of
+from ._guard import switch
 from ._reason import Reason
 from ._shapes import (
     STRIDE_BYTES,
@@ -227,6 +228,8 @@ def route(
         return Reason.CAUSAL_BIAS
     if _blocked is not None:
         return _blocked
+    if switch.off:
+        return Reason.DISABLED
     if has_torch_function(query, key, value, attn_mask):
         return Reason.SUBCLASS
     if not type(query) is type(key) is type(value) is Tensor:

@@ -108,14 +108,24 @@ def _clamp(number: int) -> int:
     return max(-_INT_MAX, min(number, _INT_MAX))
 
 
-def _launch(entry: Callable[..., None], q: Tensor, *rest: Any) -> None:
-    """entry(device type, device index, stream, architecture, ...)."""
-    if q.is_cuda:
-        with torch.cuda.device(q.device):
-            stream = torch.cuda.current_stream(q.device).cuda_stream
-            entry(1, q.get_device(), stream, None, *rest)
-    else:
-        entry(0, 0, 0, launch_arch(), *rest)
+def _launch(
+    entry: Callable[..., None], q: Tensor, used: tuple[Any, ...], *rest: Any
+) -> None:
+    """entry(device type, device index, stream, architecture, ...).
+
+    `used` is all the memory of the call: a kernel that misses its deadline goes on
+    with it.
+    """
+    try:
+        if q.is_cuda:
+            with torch.cuda.device(q.device):
+                stream = torch.cuda.current_stream(q.device).cuda_stream
+                entry(1, q.get_device(), stream, None, *rest)
+        else:
+            entry(0, 0, 0, launch_arch(), *rest)
+    except RuntimeError:
+        _ops.ext.keep((q, *used))
+        raise
 
 
 def _workspace(
@@ -145,6 +155,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Three:
     _launch(
         _ops.ext.forward,
         q,
+        (k, v, *given, out, lse, out_lo, workspace),
         dtype_code(q.dtype),
         *_pointers(q, k, v, out, lse, out_lo, workspace),
         workspace.numel(),
@@ -270,6 +281,7 @@ def backward(
     _launch(
         _ops.ext.backward,
         q,
+        (k, v, dout, dlse, out, lse, out_lo, *given, *results, workspace),
         dtype_code(q.dtype),
         grads_fp32,
         wanted,
@@ -304,6 +316,7 @@ def rotary(
     _launch(
         _ops.ext.rotary,
         q,
+        (k, cos, sin, out_q, out_k),
         dtype_code(q.dtype),
         dtype_code(cos.dtype),
         *_pointers(q, k, cos, sin, out_q, out_k),

@@ -16,6 +16,7 @@ class Reason(str, Enum):
     FUSED = "fused"
     # Switched off, or not usable at all.
     OFF = "off"  # FLASH_ATTN_ROCM_DEVICE=off
+    DISABLED = "disabled"  # disable()
     UNAVAILABLE = "unavailable"  # torch or the extension does not fit
     FLASH_DISABLED = "flash_disabled"  # sdpa_kernel(), enable_flash_sdp(False)
     # Who is asking.
@@ -41,8 +42,13 @@ class Reason(str, Enum):
     DEVICE = "device"  # no kernels for this device, or tensors on several
     UNTESTED = "untested"  # an AMD GPU without FLASH_ATTN_ROCM_UNTESTED=1
     CODE_OBJECT = "code_object"  # none for this architecture
-    # It was tried.
+    SELFTEST = "selftest"  # an AMD GPU whose self-test did not pass
+    # It was tried, now or earlier.
     FAILED = "failed"
+    LATE = "late"  # it missed its deadline
+    BREAKER = "breaker"  # a kernel of it failed, and rests
+    VERIFY = "verify"  # the result was not what torch's math gives
+    NONFINITE = "nonfinite"  # NaN or Inf in a call that was to be verified
 
     def __str__(self) -> str:
         return str(self.value)

@@ -18,6 +18,7 @@ from torch import Tensor
 from . import _ops
 from ._config import logger
 from ._features import Features
+from ._guard import last_failure
 from ._reason import Reason
 from ._visits import Geometry, without_tables
 
@@ -85,6 +86,15 @@ def last_geometry() -> Geometry | None:
     return Geometry(*call[1:]) if call is not None and known else None
 
 
+def reason_of_failure(error: BaseException) -> Reason:
+    """Why a fused call that raised on this thread was not served."""
+    reason = getattr(error, "reason", None)
+    return reason if isinstance(reason, Reason) else last_failure()
+
+
+_TRIED = (Reason.FAILED, Reason.LATE, Reason.BREAKER, Reason.VERIFY)
+# Details have numbers in them; the log is not to grow with every call for ever.
+_NOTED_MAX = 256
 _noted: set[str] = set()
 
 
@@ -92,10 +102,10 @@ def note(reason: Reason, detail: str = "") -> None:
     """Record a fallback; one log line for each new reason."""
     code: str = reason._value_
     record_fallback(code)
-    line = f"{code}: {detail}" if detail else code
+    line = f"{code}: {detail}" if detail and len(_noted) < _NOTED_MAX else code
     if line not in _noted:
         _noted.add(line)
-        if reason is Reason.FAILED:
+        if reason in _TRIED:
             logger.warning("a fused call failed, stock SDPA answered it: %s", detail)
         else:
             from ._status import _why  # which imports this module

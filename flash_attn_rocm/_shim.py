@@ -22,14 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import _grad_check, _ops
+from . import _grad_check, _ops, _verify
 from ._autograd import attention
 from ._config import logger
 from ._eligibility import reason_of, route
 from ._errors import LaunchFailure
-from ._features import Features
+from ._features import TENSORS, Features
 from ._reason import Reason
-from ._record import forget_geometry, keep_geometry, note
+from ._record import forget_geometry, keep_geometry, note, reason_of_failure
 from ._torch import is_dynamo_compiling, register_builtin, stock_sdpa
 
 NAME = "scaled_dot_product_attention"
@@ -37,6 +37,15 @@ NAME = "scaled_dot_product_attention"
 original: Callable[..., Tensor] = stock_sdpa
 
 _op: Callable[..., tuple[Tensor, ...]] = _ops.op  # type: ignore[assignment]
+
+
+def _run(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """The op, and its result verified if it is this call's turn."""
+    made = _op(q, k, v, *rest)
+    if _verify.is_due():
+        features = Features(scale=rest[TENSORS], causal=rest[TENSORS + 3])
+        _verify.check_forward(q, k, v, features, made[0])
+    return made
 
 
 class _State:
@@ -104,7 +113,7 @@ def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
     forget_geometry()
     detail = ""
     try:
-        result = route(_op, _attend, *args, **kwargs)
+        result = route(_run, _attend, *args, **kwargs)
         if not isinstance(result, Reason):
             return result[0]
         reason = result
@@ -114,7 +123,7 @@ def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
             raise
         reason = found or Reason.FAILED
         if reason is Reason.FAILED:
-            detail = str(error)
+            reason, detail = reason_of_failure(error), str(error)
     note(reason, detail)
     if reason is Reason.CAUSAL_BIAS:
         return _causal_bias(*args, **kwargs)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _grad_check, _ops, _record, _shim, _simulate
+from . import _grad_check, _guard, _ops, _record, _shim, _simulate, _verify
 from ._config import code_objects, config, simulator_path
 from ._eligibility import reason_of, route
 from ._features import TENSORS, Features
@@ -34,6 +34,7 @@ class _Plan:
     kernel: str
     grid: Grid
     why: str
+    launched: frozenset[str]  # all kernels, of the backward too
     backward: str = ""
 
 
@@ -81,6 +82,7 @@ class Explanation:
 
 _WHY = {
     Reason.OFF: "FLASH_ATTN_ROCM_DEVICE=off",
+    Reason.DISABLED: "disable() switched fused calls off",
     Reason.FLASH_DISABLED: "flash attention is disabled (for example sdpa_kernel)",
     Reason.SUBCLASS: "an argument is a tensor subclass, or a torch function mode is on",
     Reason.NESTED: "an argument is a nested tensor",
@@ -114,7 +116,12 @@ _WHY = {
     ),
     Reason.UNTESTED: "an AMD GPU needs FLASH_ATTN_ROCM_UNTESTED=1",
     Reason.CODE_OBJECT: "no code object for this architecture",
+    Reason.SELFTEST: "this GPU did not pass the self-test; see flash-attn-rocm doctor",
     Reason.FAILED: "the fused call failed; the log has the error",
+    Reason.LATE: "the fused call missed its deadline",
+    Reason.BREAKER: "a kernel of this call failed before, and rests; see status()",
+    Reason.VERIFY: "the fused result was not what torch's math gives",
+    Reason.NONFINITE: "a call that was to be verified has a NaN or infinity in it",
 }
 
 
@@ -141,6 +148,20 @@ def _backend_for(query: Tensor) -> str:
     if query.is_cpu:
         return "sim"
     return "standin" if config.device == "standin" else "hip"
+
+
+def _resting(backend: str, query: Tensor, kernels: frozenset[str]) -> str:
+    """A sentence if the breaker of one of them is open and not due for a try."""
+    device = "sim" if query.is_cpu else f"{backend}:{query.get_device()}"
+    for breaker in _guard.breaker_list():
+        if breaker["device"] == device and breaker["kernel"] in kernels:
+            left = breaker["retry_in_s"]
+            if left > 0 or breaker["state"] == "half_open":
+                return (
+                    f"the breaker of {breaker['kernel']} is {breaker['state']}, to be "
+                    f"tried in {left:.0f} s: {breaker['cause']}"
+                )
+    return ""
 
 
 def explain(
@@ -177,9 +198,13 @@ def explain(
             return Explanation(False, "sdpa", "", None, answer, str(error))
     if isinstance(answer, Reason):
         return Explanation(False, "sdpa", "", None, answer, _why(answer))
+    backend = _backend_for(query)
+    resting = _resting(backend, query, answer.launched)
+    if resting:
+        return Explanation(False, "sdpa", "", None, Reason.BREAKER, resting)
     return Explanation(
         True,
-        _backend_for(query),
+        backend,
         answer.kernel,
         answer.grid,
         Reason.FUSED,
@@ -198,7 +223,7 @@ def _tensor(tensor: Any) -> tuple[Any, ...] | None:
 
 def _planned(
     q: Tensor, k: Tensor, v: Tensor, features: Features, *wanted: Any
-) -> tuple[str, Grid, str]:
+) -> tuple[str, Grid, str, frozenset[str]]:
     aligns = [math.gcd(t.data_ptr(), 16) for t in (q, k, v)]
     sizes = [part for t in (q, k, v) for part in (tuple(t.shape), t.stride())]
     code = _ops.dtype_code(q.dtype)
@@ -209,8 +234,8 @@ def _planned(
     more = (*tensors, softcap, dropout_p, *rest)
     wanted = wanted or (0, False)
     plan = _ops.ext.plan(code, *aligns, *sizes, scale, causal, *wanted, more)
-    kernel, grid, why = plan[:3]
-    return kernel, grid, why
+    kernel, grid, why, steps = plan[:4]
+    return kernel, grid, why, frozenset(symbol for symbol, _ in steps)
 
 
 def _plan(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> _Plan:
@@ -234,8 +259,8 @@ def _plan_any(
         return _Plan(*forward)
     leaves = [*((q, k, v) if origins is None else origins), features.bias]
     bits = [1 << bit for bit, leaf in enumerate(leaves) if _requires_grad(leaf)]
-    backward, _, _ = _planned(q, k, v, features, sum(bits), origins is not None)
-    return _Plan(*forward, backward)
+    backward, _, _, more = _planned(q, k, v, features, sum(bits), origins is not None)
+    return _Plan(*forward[:3], forward[3] | more, backward)
 
 
 def _requires_grad(leaf: Tensor | None) -> bool:
@@ -259,8 +284,9 @@ def status() -> dict[str, Any]:
         None), unavailable (why there are no ops, or None), code_dir,
         code_objects, simulator (path or None), bf16 ("auto" or "strict"),
         check_grads (see patch()), nonfinite_gradients (their number by tensor, as
-        far as check_grads looked; waits for the device), and counters: fused calls
-        by kernel, fallbacks by reason, wave instructions.
+        far as check_grads looked; waits for the device), counters (fused calls by
+        kernel, fallbacks by reason, wave instructions), enabled (see disable()),
+        guard, breakers, latency and verify (docs/degradation.md).
     """
     simulator = simulator_path()
     return {
@@ -279,6 +305,11 @@ def status() -> dict[str, Any]:
         "check_grads": _grad_check.mode(),
         "nonfinite_gradients": _grad_check.counts(),
         "counters": _record.counters(),
+        "enabled": not _guard.switch.off,
+        "guard": _guard.guard_status(),
+        "breakers": _guard.breaker_list(),
+        "latency": _guard.latency_list(),
+        "verify": _verify.verify_status(),
     }
 
 

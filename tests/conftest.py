@@ -31,9 +31,18 @@ import helpers  # noqa: F401  first: the stand-in may take the place of _C
 import flash_attn_rocm as fa
 import hipsim
 from build_support import code_objects, compilers, products
+from flash_attn_rocm import _guard
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILDS = ROOT / "build" / "tests"
+
+
+@pytest.fixture(autouse=True)
+def closed_breakers():
+    """A kernel that failed in one test may be launched in the next."""
+    yield
+    if _guard.breaker_list():
+        _guard.reset()
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ struct fa_code {
     int device;
     char asked[FA_ARCH_CHARS]; /* the caller's arch, "" if it gave none */
     fa_dtype unit;             /* the arithmetic of its kernels */
+    uint64_t hash;             /* of the image */
     void *module;
     void *image; /* kept: not every runtime copies it */
     char path[PATH_CHARS];
@@ -242,6 +243,7 @@ static fa_status open_code(const fa_driver *driver, const char *code_dir,
                                &code->module, error)) != FA_OK) {
         goto fail;
     }
+    code->hash = fa_store_hash(code->image, bytes);
     *out = code;
     return FA_OK;
 
@@ -289,7 +291,7 @@ static fa_code *publish(fa_code_list *list, fa_code *code)
 fa_status fa_code_function(fa_code_list *list, const fa_driver *driver,
                            const char *code_dir, int device, const char *arch,
                            const fa_variant *variant, void **function,
-                           fa_error *error)
+                           uint64_t *hash, fa_error *error)
 {
     fa_status status = FA_OK;
     const char *asked = arch == NULL ? "" : arch;
@@ -305,6 +307,7 @@ fa_status fa_code_function(fa_code_list *list, const fa_driver *driver,
         }
         code = publish(list, code);
     }
+    *hash = code->hash;
     _Atomic(void *) *slot = &code->function[variant - fa_variants];
     *function = atomic_load(slot);
     if (*function == NULL) {

@@ -19,11 +19,12 @@ typedef struct fa_code_list {
 
 /* The kernel `variant` for `device`, loading code_dir's object for its
  * architecture and the variant's arithmetic on first use.  `arch` NULL asks the
- * driver.  The device must be current.  On failure *function is NULL. */
+ * driver.  The device must be current.  *hash is that of the object's bytes.
+ * On failure *function is NULL. */
 fa_status fa_code_function(fa_code_list *list, const fa_driver *driver,
                            const char *code_dir, int device, const char *arch,
                            const fa_variant *variant, void **function,
-                           fa_error *error);
+                           uint64_t *hash, fa_error *error);
 
 /* Unloads everything; no other thread may use the list. */
 void fa_code_clear(fa_code_list *list);

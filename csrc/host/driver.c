@@ -9,6 +9,7 @@
 
 #include <assert.h>
 #include <dlfcn.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 const char *fa_backend_name(fa_backend backend)
@@ -61,8 +62,79 @@ static fa_status null_fill(const fa_driver *driver, void *data, uint64_t bits,
     return FA_OK;
 }
 
+static fa_status null_identify(const fa_driver *driver, int device,
+                               char text[FA_IDENTITY_CHARS], fa_error *error)
+{
+    (void)driver;
+    (void)error;
+    (void)snprintf(text, FA_IDENTITY_CHARS, "null:%d", device);
+    return FA_OK;
+}
+
+/* Its events are all one, and over at once: what is left is the guard's own
+ * time. */
+static fa_status null_new(const fa_driver *driver, void **event,
+                          fa_error *error)
+{
+    static int the_event;
+    (void)driver;
+    (void)error;
+    *event = &the_event;
+    return FA_OK;
+}
+
+static void null_free(const fa_driver *driver, void *event)
+{
+    (void)driver;
+    (void)event;
+}
+
+static fa_status null_order(const fa_driver *driver, void *first, void *second,
+                            fa_error *error)
+{
+    (void)driver;
+    (void)first;
+    (void)second;
+    (void)error;
+    return FA_OK;
+}
+
+static fa_status null_done(const fa_driver *driver, void *event, bool *done,
+                           fa_error *error)
+{
+    (void)driver;
+    (void)event;
+    (void)error;
+    *done = true;
+    return FA_OK;
+}
+
+static bool null_is_capturing(const fa_driver *driver, void *stream)
+{
+    (void)driver;
+    (void)stream;
+    return false;
+}
+
+static void null_leave_captures_alone(const fa_driver *driver)
+{
+    (void)driver;
+}
+
 static fa_status bind_null(fa_driver *driver)
 {
+    driver->identify = null_identify;
+    driver->events = (fa_events){
+        .event_new = null_new,
+        .event_free = null_free,
+        .event_record = null_order,
+        .event_done = null_done,
+        .stream_new = null_new,
+        .stream_free = null_free,
+        .stream_wait = null_order,
+        .is_capturing = null_is_capturing,
+        .leave_captures_alone = null_leave_captures_alone,
+    };
     driver->enter = null_enter;
     driver->leave = null_leave;
     driver->launch = null_launch;

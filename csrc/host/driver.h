@@ -10,6 +10,7 @@
 #define FA_HOST_DRIVER_H
 
 #include "fa.h"
+#include "host/store.h"
 #include "kernels/args.h"
 
 struct hipsim_tensor; /* sim/hipsim.h */
@@ -35,6 +36,8 @@ typedef struct fa_launch {
     uint32_t grid[3];   /* in workgroups */
     uint32_t threads;
     uint32_t lds_bytes; /* static in AMD code objects, dynamic on CUDA */
+    uint64_t wave_instructions; /* most of a workgroup, where they are counted:
+                                 * one more is FA_ELATE; 0: no limit */
     void *stream;
     void *args;               /* fa_args, or as the kernel's pass says */
     const fa_access *tensors; /* all the memory it may touch */
@@ -76,7 +79,8 @@ typedef struct fa_hip_api {
     int (*sim_launch)(void *function, const uint32_t grid[3],
                       const uint32_t block[3], uint32_t lds_bytes,
                       void **params, const struct hipsim_tensor *tensors,
-                      size_t count, struct hipsim_stats *stats);
+                      size_t count, uint64_t deadline,
+                      struct hipsim_stats *stats);
     int (*sim_module_load)(void **module, const void *image, size_t bytes);
     const char *(*sim_last_report)(void);
 } fa_hip_api;
@@ -110,6 +114,41 @@ typedef struct fa_cuda_api {
     int (*get_error_string)(int error, const char **text);
 } fa_cuda_api;
 
+/* Streams, and events that mark places in them.  Where `event_new` is NULL a
+ * launch is over when it returns, and all others are NULL too. */
+typedef struct fa_events {
+    fa_status (*event_new)(const fa_driver *, void **event, fa_error *);
+    void (*event_free)(const fa_driver *, void *event);
+    fa_status (*event_record)(const fa_driver *, void *event, void *stream,
+                              fa_error *);
+    /* A failure means that the device has failed; nothing is done then. */
+    fa_status (*event_done)(const fa_driver *, void *event, bool *done,
+                            fa_error *);
+    fa_status (*stream_new)(const fa_driver *, void **stream, fa_error *);
+    void (*stream_free)(const fa_driver *, void *stream);
+    fa_status (*stream_wait)(const fa_driver *, void *stream, void *event,
+                             fa_error *);
+    bool (*is_capturing)(const fa_driver *, void *stream);
+    /* From now on what this thread asks disturbs no capture of another. */
+    void (*leave_captures_alone)(const fa_driver *);
+} fa_events;
+
+/* The same in both libraries but for the names. */
+typedef struct fa_event_api {
+    int (*event_create)(void **event, unsigned flags);
+    int (*event_destroy)(void *event);
+    int (*event_record)(void *event, void *stream);
+    int (*event_query)(void *event);
+    int (*stream_create)(void **stream, unsigned flags);
+    int (*stream_destroy)(void *stream);
+    int (*stream_wait_event)(void *stream, void *event, unsigned flags);
+    int (*stream_is_capturing)(void *stream, int *status);
+    int (*exchange_capture_mode)(int *mode);
+    int (*get_pci_bus_id)(char *text, int chars, int device);
+    int (*driver_version)(int *version);
+    int (*runtime_version)(int *version); /* may be NULL */
+} fa_event_api;
+
 struct fa_driver {
     fa_backend backend;
     const char *code_suffix; /* of a code object's file name: "co" */
@@ -119,6 +158,7 @@ struct fa_driver {
         fa_hip_api hip;
         fa_cuda_api cuda;
     } api;
+    fa_event_api event_api;
 
     fa_status (*device_count)(const fa_driver *, int *count, fa_error *);
     /* Makes `device` current on this thread; leave() undoes it.  A scope
@@ -141,6 +181,11 @@ struct fa_driver {
     fa_status (*fill)(const fa_driver *, void *data, uint64_t bits,
                       size_t element_bytes, size_t count, void *stream,
                       fa_error *);
+    /* One line for what a failure may depend on: the device, and the versions
+     * of driver and runtime. */
+    fa_status (*identify)(const fa_driver *, int device,
+                          char text[FA_IDENTITY_CHARS], fa_error *);
+    fa_events events;
 };
 
 /* Opens a backend.  `library` is the path of libhipsim.so for FA_SIM and
@@ -154,5 +199,10 @@ void fa_driver_close(fa_driver *driver); /* accepts NULL */
 fa_status fa_driver_bind_hip(fa_driver *driver, fa_error *error);
 fa_status fa_driver_bind_sim(fa_driver *driver, fa_error *error);
 fa_status fa_driver_bind_cuda(fa_driver *driver, fa_error *error);
+
+/* Part of the GPUs' (driver_events.c): fills event_api, events and
+ * identify. */
+fa_status fa_driver_bind_events(fa_driver *driver, const char *library,
+                                fa_error *error);
 
 #endif

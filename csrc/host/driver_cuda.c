@@ -238,5 +238,6 @@ fa_status fa_driver_bind_cuda(fa_driver *driver, fa_error *error)
     driver->function = cuda_function;
     driver->launch = cuda_launch;
     driver->fill = cuda_fill;
-    return status;
+    return status == FA_OK ? fa_driver_bind_events(driver, "libcuda", error)
+                           : status;
 }

@@ -9,7 +9,7 @@
 #include "host/driver.h"
 #include "sim/hipsim.h"
 
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 enum { EM_AMDGPU_MACHINE = 224 };
@@ -38,7 +38,7 @@ static const fa_symbol hip_symbols[] = {
     SYMBOL(get_last_error, "hipGetLastError", true),
 };
 static const fa_symbol sim_symbols[] = {
-    SYMBOL(sim_launch, "hipsimLaunch", true),
+    SYMBOL(sim_launch, "hipsimLaunchWithin", true),
     SYMBOL(sim_module_load, "hipsimModuleLoad", true),
     SYMBOL(sim_last_report, "hipsimLastReport", true),
 };
@@ -305,14 +305,26 @@ static fa_status sim_launch(const fa_driver *driver, const fa_launch *launch,
     }
     const uint32_t block[3] = {launch->threads, 1, 1};
     void *params[] = {launch->args};
-    int code = driver->api.hip.sim_launch(launch->function, launch->grid, block,
-                                          no_dynamic_lds, params, tensors,
-                                          launch->tensor_count, &stats);
+    int code = driver->api.hip.sim_launch(
+        launch->function, launch->grid, block, no_dynamic_lds, params, tensors,
+        launch->tensor_count, launch->wave_instructions, &stats);
     counts->wave_instructions = stats.wave_instructions;
     counts->workgroups = stats.workgroups;
-    return code == hipSuccess ? FA_OK
-                              : failed(driver, launch->symbol, "hipsimLaunch",
-                                       code, FA_EDEVICE, error);
+    return code == hipSuccess
+               ? FA_OK
+               : failed(driver, launch->symbol, "hipsimLaunch", code,
+                        code == hipErrorLaunchTimeOut ? FA_ELATE : FA_EDEVICE,
+                        error);
+}
+
+static fa_status sim_identify(const fa_driver *driver, int device,
+                              char text[FA_IDENTITY_CHARS], fa_error *error)
+{
+    (void)driver;
+    (void)device;
+    (void)error;
+    (void)snprintf(text, FA_IDENTITY_CHARS, "sim");
+    return FA_OK;
 }
 
 static fa_status sim_fill(const fa_driver *driver, void *data, uint64_t bits,
@@ -372,8 +384,11 @@ fa_status fa_driver_bind_hip(fa_driver *driver, fa_error *error)
     driver->load = hip_load;
     driver->launch = hip_launch;
     driver->fill = hip_fill;
-    return bind_common(driver, "libamdhip64", hip_symbols,
-                       sizeof hip_symbols / sizeof hip_symbols[0], error);
+    fa_status status =
+        bind_common(driver, "libamdhip64", hip_symbols,
+                    sizeof hip_symbols / sizeof hip_symbols[0], error);
+    return status == FA_OK ? fa_driver_bind_events(driver, "libamdhip64", error)
+                           : status;
 }
 
 fa_status fa_driver_bind_sim(fa_driver *driver, fa_error *error)
@@ -383,6 +398,7 @@ fa_status fa_driver_bind_sim(fa_driver *driver, fa_error *error)
     driver->load = sim_load;
     driver->launch = sim_launch;
     driver->fill = sim_fill;
+    driver->identify = sim_identify;
     return bind_common(driver, "libhipsim", sim_symbols,
                        sizeof sim_symbols / sizeof sim_symbols[0], error);
 }

@@ -36,8 +36,7 @@ enum { FREE, TAKEN, FLYING, LATE, ABORTED };
 
 typedef struct slot {
     _Atomic uint32_t state;
-    uint32_t unused;
-    uint64_t identity_hash;
+    uint32_t device; /* in image.identity */
     uint64_t code_hash;
     char kernel[KERNEL_CHARS];
 } slot;
@@ -45,10 +44,11 @@ typedef struct slot {
 typedef struct image {
     char magic[8]; /* the last digit is the version */
     uint64_t bytes;
+    char identity[FA_FLIGHT_DEVICES][FA_IDENTITY_CHARS]; /* "": none */
     slot slot[FA_FLIGHT_SLOTS];
 } image;
 
-static const char magic[8] = {'F', 'A', 'F', 'L', 'I', 'G', 'H', '1'};
+static const char magic[8] = {'F', 'A', 'F', 'L', 'I', 'G', 'H', '2'};
 static const char prefix[] = "flight-";
 static const char lock_name[] = "flight.lock";
 
@@ -260,12 +260,27 @@ void fa_flight_forked(fa_flight *flight)
     release(flight, false);
 }
 
-int fa_flight_mark(fa_flight *flight, uint64_t identity_hash,
-                   const char *kernel, uint64_t code_hash)
+int fa_flight_device(fa_flight *flight, const char *identity)
+{
+    for (int i = 0; i < FA_FLIGHT_DEVICES; i++) {
+        char *place = flight->map->identity[i];
+        if (place[0] == '\0') {
+            (void)snprintf(place, FA_IDENTITY_CHARS, "%s", identity);
+            return i;
+        }
+        if (strcmp(place, identity) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+int fa_flight_mark(fa_flight *flight, int device, const char *kernel,
+                   uint64_t code_hash)
 {
     const uint32_t first =
         atomic_fetch_add_explicit(&flight->next, 1, memory_order_relaxed);
-    for (uint32_t i = 0; i < FA_FLIGHT_SLOTS; i++) {
+    for (uint32_t i = 0; i < FA_FLIGHT_SLOTS && device >= 0; i++) {
         const uint32_t index = (first + i) % FA_FLIGHT_SLOTS;
         slot *s = &flight->map->slot[index];
         uint32_t free_one = FREE;
@@ -277,7 +292,7 @@ int fa_flight_mark(fa_flight *flight, uint64_t identity_hash,
         const size_t length = strnlen(kernel, KERNEL_CHARS - 1);
         memcpy(s->kernel, kernel, length);
         s->kernel[length] = '\0';
-        s->identity_hash = identity_hash;
+        s->device = (uint32_t)device;
         s->code_hash = code_hash;
         atomic_store_explicit(&s->state, FLYING, memory_order_release);
         return (int)index;
@@ -311,6 +326,18 @@ typedef struct sweep {
     void *context;
 } sweep;
 
+/* An identity: printable, ended, not empty. */
+static bool is_identity(const char *identity)
+{
+    const size_t length = strnlen(identity, FA_IDENTITY_CHARS);
+    for (size_t i = 0; i < length; i++) {
+        if (identity[i] < ' ' || identity[i] > '~') {
+            return false;
+        }
+    }
+    return length > 0 && length < FA_IDENTITY_CHARS;
+}
+
 /* A symbol: printable, without spaces, ended. */
 static bool is_kernel(const char *kernel)
 {
@@ -341,8 +368,10 @@ static bool blame_file(const sweep *s, int file, const char *name)
     for (int i = 0; i < FA_FLIGHT_SLOTS; i++) {
         const slot *one = &content.slot[i];
         const uint32_t state = one->state;
-        if ((state == LATE || state == ABORTED) && is_kernel(one->kernel)) {
-            s->blame(s->context, one->identity_hash, one->kernel,
+        if ((state == LATE || state == ABORTED) && is_kernel(one->kernel) &&
+            one->device < FA_FLIGHT_DEVICES &&
+            is_identity(content.identity[one->device])) {
+            s->blame(s->context, content.identity[one->device], one->kernel,
                      one->code_hash,
                      state == LATE ? "late when its process ended"
                                    : "in flight when its process aborted");

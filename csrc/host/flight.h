@@ -12,10 +12,10 @@
 #ifndef FA_HOST_FLIGHT_H
 #define FA_HOST_FLIGHT_H
 
-#include "fa.h"
+#include "host/store.h"
 
 typedef struct fa_flight fa_flight;
-enum { FA_FLIGHT_SLOTS = 256 };
+enum { FA_FLIGHT_SLOTS = 256, FA_FLIGHT_DEVICES = 32 };
 
 /* Makes the folder if need be.  On failure *flight is NULL. */
 fa_status fa_flight_open(const char *dir, fa_flight **flight, fa_error *error);
@@ -25,11 +25,16 @@ void fa_flight_close(fa_flight *flight);
  * before this call would be the parent's.  Accepts NULL. */
 void fa_flight_forked(fa_flight *flight);
 
-/* Takes a free slot for a launch of `kernel` (its first 127 bytes) on a device,
- * given as fa_store_hash() of its identity; -1: none is free, and the launch is
- * not covered.  Any thread. */
-int fa_flight_mark(fa_flight *flight, uint64_t identity_hash,
-                   const char *kernel, uint64_t code_hash);
+/* The number of a device in this file, by its identity as store.h has it; -1:
+ * there are too many, and its launches are not covered.  One thread at a
+ * time. */
+int fa_flight_device(fa_flight *flight, const char *identity);
+
+/* Takes a free slot for a launch of `kernel` (its first 127 bytes) on a device;
+ * -1: none is free, or the device is -1, and the launch is not covered.  Any
+ * thread. */
+int fa_flight_mark(fa_flight *flight, int device, const char *kernel,
+                   uint64_t code_hash);
 /* It is over.  Accepts the slot -1. */
 void fa_flight_clear(fa_flight *flight, int slot);
 /* It missed its deadline: blamed if the process ends before it is over.
@@ -47,7 +52,7 @@ fa_status fa_flight_note_aborts(fa_flight *flight, fa_error *error);
  * stay, one's own and those that are not trusted.  Of several processes at once
  * one does it and the others wait.  A process that was killed (SIGKILL, SIGTERM,
  * SIGINT, out of memory) or exits is not blamed. `blame` may use the store. */
-typedef void fa_flight_blame(void *context, uint64_t identity_hash,
+typedef void fa_flight_blame(void *context, const char *identity,
                              const char *kernel, uint64_t code_hash,
                              const char *cause);
 fa_status fa_flight_sweep(const char *dir, fa_flight_blame *blame,

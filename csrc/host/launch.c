@@ -7,6 +7,7 @@
  * SPDX-License-Identifier: BSD-3-Clause */
 #define _POSIX_C_SOURCE 200809L
 #include "host/code.h"
+#include "host/guard.h"
 #include "host/plan.h"
 
 #include <stdlib.h>
@@ -172,15 +173,16 @@ static fa_status enter(fa_runtime *runtime, const fa_target *target,
 
 static fa_status find_kernel(fa_runtime *runtime, fa_driver *driver,
                              const fa_target *target, const fa_variant *variant,
-                             void **function, fa_error *error)
+                             void **function, uint64_t *hash, fa_error *error)
 {
     *function = NULL;
+    *hash = 0;
     if (driver->load == NULL) { /* the null backend has no code */
         return FA_OK;
     }
     return fa_code_function(&runtime->codes, driver, runtime->code_dir,
                             target->device, target->arch, variant, function,
-                            error);
+                            hash, error);
 }
 
 fa_status fa_runtime_load(fa_runtime *runtime, const fa_target *target,
@@ -196,10 +198,11 @@ fa_status fa_runtime_load(fa_runtime *runtime, const fa_target *target,
     for (size_t i = 0; i < FA_VARIANT_COUNT && status == FA_OK; i++) {
         const fa_variant *row = &fa_variants[i];
         void *function = NULL;
+        uint64_t hash = 0;
         if ((row->reads & dtypes) != 0 && (seen >> row->arith & 1) == 0) {
             seen |= 1U << row->arith;
-            status =
-                find_kernel(runtime, driver, target, row, &function, error);
+            status = find_kernel(runtime, driver, target, row, &function, &hash,
+                                 error);
         }
     }
     driver->leave(driver, &scope);
@@ -232,33 +235,46 @@ static fa_status clear_gaps(const fa_driver *driver, const fa_target *target,
                : status;
 }
 
-/* Looks every kernel up before the first is launched: a plan that cannot be
- * run to its end is not begun. */
+/* Looks every kernel up, and asks the guard, before the first is launched: a
+ * plan that cannot be run to its end is not begun. */
 static fa_status run_steps(fa_runtime *runtime, fa_driver *driver,
-                           const fa_target *target, const fa_problem *p,
+                           const fa_target *given, const fa_problem *p,
                            const fa_gradients *g, const fa_plan *plan,
                            void *workspace, fa_counts *counts, fa_error *error)
 {
     void *functions[FA_MAX_STEPS] = {NULL};
+    uint64_t hashes[FA_MAX_STEPS] = {0};
+    fa_target on_stream = *given;
+    const fa_target *const target = &on_stream;
+    fa_ticket ticket;
     fa_status status = FA_OK;
+    int done = 0;
     for (int i = 0; i < plan->count && status == FA_OK; i++) {
         status = find_kernel(runtime, driver, target, plan->step[i].variant,
-                             &functions[i], error);
+                             &functions[i], &hashes[i], error);
     }
-    if (status == FA_OK && g == NULL) {
+    if (status == FA_OK) {
+        status = fa_guard_begin(given, driver, plan, hashes, p, &ticket, error);
+    }
+    if (status != FA_OK) {
+        return status;
+    }
+    on_stream.stream = ticket.stream;
+    if (g == NULL) {
         status = clear_gaps(driver, target, p, error);
     }
-    for (int i = 0; i < plan->count && status == FA_OK; i++) {
-        const fa_step *step = &plan->step[i];
+    for (; done < plan->count && status == FA_OK; done++) {
+        const fa_step *step = &plan->step[done];
         fa_counts of_step = {0};
         fa_call call;
         fa_call_fill(p, g, plan, step, workspace, &call);
         const fa_launch request = {
-            .function = functions[i],
+            .function = functions[done],
             .symbol = step->variant->symbol,
             .grid = {step->grid[0], step->grid[1], step->grid[2]},
             .threads = step->variant->threads,
             .lds_bytes = step->variant->lds_bytes,
+            .wave_instructions = ticket.wave_instructions,
             .stream = target->stream,
             .args = &call.args,
             .tensors = call.access,
@@ -268,7 +284,8 @@ static fa_status run_steps(fa_runtime *runtime, fa_driver *driver,
         counts->wave_instructions += of_step.wave_instructions;
         counts->workgroups += of_step.workgroups;
     }
-    return status;
+    return fa_guard_end(&ticket, status, done == 0 ? 0 : done - 1, counts,
+                        error);
 }
 
 /* The name of a gradient that has elements and no address, or NULL. */
@@ -357,13 +374,20 @@ static fa_status run(fa_runtime *runtime, const fa_target *target,
 
 static fa_status launch_rotary(fa_runtime *runtime, fa_driver *driver,
                                const fa_target *target, const fa_rotary *p,
-                               const fa_step *step, fa_counts *counts,
+                               const fa_plan *plan, fa_counts *counts,
                                fa_error *error)
 {
+    const fa_step *step = &plan->step[0];
     void *function = NULL;
+    uint64_t hash = 0;
     fa_rotary_call call;
-    fa_status status =
-        find_kernel(runtime, driver, target, step->variant, &function, error);
+    fa_ticket ticket;
+    fa_status status = find_kernel(runtime, driver, target, step->variant,
+                                   &function, &hash, error);
+    if (status == FA_OK) {
+        status =
+            fa_guard_begin(target, driver, plan, &hash, NULL, &ticket, error);
+    }
     if (status != FA_OK) {
         return status;
     }
@@ -374,12 +398,14 @@ static fa_status launch_rotary(fa_runtime *runtime, fa_driver *driver,
         .grid = {step->grid[0], step->grid[1], step->grid[2]},
         .threads = step->variant->threads,
         .lds_bytes = step->variant->lds_bytes,
-        .stream = target->stream,
+        .wave_instructions = ticket.wave_instructions,
+        .stream = ticket.stream,
         .args = &call.args,
         .tensors = call.access,
         .tensor_count = call.access_count,
     };
-    return driver->launch(driver, &request, counts, error);
+    status = driver->launch(driver, &request, counts, error);
+    return fa_guard_end(&ticket, status, 0, counts, error);
 }
 
 fa_status fa_run_rotary(fa_runtime *runtime, const fa_target *target,
@@ -402,8 +428,8 @@ fa_status fa_run_rotary(fa_runtime *runtime, const fa_target *target,
     }
     fa_status status = enter(runtime, target, &driver, &scope, error);
     if (status == FA_OK) {
-        status = launch_rotary(runtime, driver, target, problem, &plan->step[0],
-                               counts, error);
+        status = launch_rotary(runtime, driver, target, problem, plan, counts,
+                               error);
         driver->leave(driver, &scope);
     }
     return status;

@@ -81,6 +81,20 @@ static int64_t bias_tiles(const fa_tensor *bias, const fa_variant *row)
            tiles_of(bias->size[3], row->steps);
 }
 
+/* Multiply-adds of a pass, as if every row saw every key. */
+static double products_of(const fa_problem *p, fa_pass pass)
+{
+    const double pairs = (double)p->q.size[0] * (double)p->q.size[1] *
+                         (double)p->q.size[2] * (double)p->k.size[2];
+    const double dim = (double)p->q.size[3];
+    const double dim_v = (double)p->v.size[3];
+    return pass == FA_FORWARD || pass == FA_BACKWARD_BIAS
+               ? pairs * (dim + dim_v)
+           : pass == FA_BACKWARD_KV ? pairs * (2.0 * dim + 2.0 * dim_v)
+           : pass == FA_BACKWARD_Q  ? pairs * (2.0 * dim + dim_v)
+                                    : 0.0;
+}
+
 /* Adds the launch of a row from `ariths`.  The grid, in workgroups:
  * FA_FORWARD and FA_BACKWARD_Q  tiles of queries, H, B
  * FA_BACKWARD_KV                tiles of keys, Hk, B
@@ -130,6 +144,7 @@ static fa_status add_step(const fa_problem *p, fa_plan *plan, fa_pass pass,
                        row->symbol, (long long)length);
     }
     step.variant = row;
+    step.products = products_of(p, pass);
     step.grid[0] = (uint32_t)groups;
     step.grid[1] = (uint32_t)of->size[1];
     step.grid[2] = (uint32_t)of->size[0];

@@ -29,7 +29,7 @@ static const char lock_name[] = "breakers.lock";
 static void name_of(const char *identity, char name[NAME_CHARS])
 {
     snprintf(name, NAME_CHARS, "%s%016" PRIx64 "%s", prefix,
-             fa_store_hash(identity), suffix);
+             fa_store_hash(identity, strlen(identity)), suffix);
 }
 
 /* No such file: none, and an empty text. */

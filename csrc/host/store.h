@@ -32,8 +32,8 @@ typedef struct fa_store_entry {
                                  * written as a space or '?' */
 } fa_store_entry;
 
-/* 64-bit FNV-1a of a text. */
-uint64_t fa_store_hash(const char *text);
+/* 64-bit FNV-1a. */
+uint64_t fa_store_hash(const void *data, size_t bytes);
 
 /* The entries of `identity`, `capacity` at most; *count is how many were
  * copied.  No file: none, FA_OK.  A file that cannot be read as such is set

@@ -17,18 +17,14 @@ static const int64_t latest = INT64_C(253402300799);
 
 static const uint64_t fnv_start = UINT64_C(0xcbf29ce484222325);
 
-static uint64_t fnv(const char *text, size_t bytes)
+uint64_t fa_store_hash(const void *data, size_t bytes)
 {
+    const char *text = data;
     uint64_t hash = fnv_start;
     for (size_t i = 0; i < bytes; i++) {
         hash = (hash ^ (unsigned char)text[i]) * UINT64_C(0x100000001b3);
     }
     return hash;
-}
-
-uint64_t fa_store_hash(const char *text)
-{
-    return fnv(text, strlen(text));
 }
 
 static bool all_between(const char *text, size_t length, char low, char high)
@@ -121,7 +117,7 @@ void fa_store_format(fa_store_file *file)
         n += put_entry(text + n, sizeof file->text - n, &file->entry[i]);
     }
     n += (size_t)snprintf(text + n, sizeof file->text - n,
-                          "checksum %016" PRIx64 "\n", fnv(text, n));
+                          "checksum %016" PRIx64 "\n", fa_store_hash(text, n));
     file->bytes = n;
 }
 
@@ -242,7 +238,7 @@ static const char *parse(fa_store_file *file)
         !to_hash(line, &hash) || seal.length != 0) {
         return "a checksum at its end";
     }
-    if (hash != fnv(file->text, body)) {
+    if (hash != fa_store_hash(file->text, body)) {
         return "another checksum";
     }
     rest.length -= seal_bytes;

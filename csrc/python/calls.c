@@ -46,7 +46,7 @@
  * contiguous.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
-#include "python/calls.h"
+#include "python/guard.h"
 #include "python/parse.h"
 
 PyObject *fa_raise_error(PyObject *module, const fa_error *error)
@@ -99,6 +99,7 @@ static int parse_where(PyObject *const *args, where *w)
 
 static fa_status choose_backend(where *w, fa_runtime **runtime, fa_error *error)
 {
+    w->target.guard = fa_state_guard();
     fa_status status = fa_state_backend(w->device_type == 1, runtime,
                                         &w->target.backend, error);
     return status == FA_OK && w->target.backend == FA_SIM &&
@@ -132,7 +133,11 @@ static fa_status run(where *w, const fa_problem *p, const fa_gradients *g,
 static PyObject *finish(const where *w, fa_status status, const fa_plan *plan,
                         const fa_counts *counts, const fa_error *error)
 {
+    fa_state_set_outcome(status);
     if (status != FA_OK) {
+        if (status == FA_ELATE) {
+            fa_state_set_late(counts->late);
+        }
         return fa_raise_runtime_error(error);
     }
     fa_state_record(w->target.backend,
@@ -172,7 +177,7 @@ PyObject *fa_module_forward(PyObject *module, PyObject *const *args,
     where w;
     fa_problem p = {.strict_bf16 = fa_state_strict_bf16()};
     fa_plan plan;
-    fa_counts counts;
+    fa_counts counts = {.late = NULL};
     fa_error error;
     fa_status status = FA_OK;
     void *workspace = NULL;
@@ -252,7 +257,7 @@ PyObject *fa_module_backward(PyObject *module, PyObject *const *args,
     fa_problem p = {.strict_bf16 = fa_state_strict_bf16()};
     fa_gradients g = {.wanted = 0};
     fa_plan plan;
-    fa_counts counts;
+    fa_counts counts = {.late = NULL};
     fa_error error;
     fa_status status = FA_OK;
     void *workspace = NULL;
@@ -355,7 +360,7 @@ PyObject *fa_module_rotary(PyObject *module, PyObject *const *args,
     fa_rotary p = {.inverse = false};
     fa_dtype table = FA_F32;
     fa_plan plan;
-    fa_counts counts;
+    fa_counts counts = {.late = NULL};
     fa_error error;
     fa_status status = FA_OK;
     (void)module;

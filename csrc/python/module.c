@@ -23,7 +23,7 @@
  *   def variants() -> list[dict]   the rows of variants.def
  *
  * SPDX-License-Identifier: BSD-3-Clause */
-#include "python/calls.h"
+#include "python/guard.h"
 #include "python/ops.h"
 #include "python/state.h"
 
@@ -224,6 +224,31 @@ static PyMethodDef methods[] = {
      "counters(): calls by kernel, fallbacks by reason, instructions."},
     {"reset_counters", module_reset_counters, METH_NOARGS,
      "reset_counters(): all counters to zero."},
+    {"guard", FAST(fa_module_guard), METH_FASTCALL,
+     "guard(mode, factor, floor_ms, cooldown_s, abort_on_hang, dir, dir_else): "
+     "set the guard's policy."},
+    {"guard_stop", fa_module_guard_stop, METH_NOARGS,
+     "guard_stop(): end the watching thread."},
+    {"guard_counts", fa_module_guard_counts, METH_NOARGS,
+     "guard_counts(): missed deadlines, calls in flight, and so on."},
+    {"keep", fa_module_keep, METH_O,
+     "keep(things): what this thread's late call on addresses still uses."},
+    {"last_failure", fa_module_last_failure, METH_NOARGS,
+     "last_failure(): why this thread's last call failed, or \"\"."},
+    {"breakers", fa_module_breakers, METH_NOARGS,
+     "breakers(): kernels that may not be launched."},
+    {"breaker_trip", FAST(fa_module_breaker_trip), METH_FASTCALL,
+     "breaker_trip(device, kernel, cause): open one."},
+    {"breaker_reset", fa_module_breaker_reset, METH_O,
+     "breaker_reset(kernel): close it, or all (None)."},
+    {"latency", fa_module_latency, METH_NOARGS,
+     "latency(): how long calls took, by device and kernel."},
+    {"complaints", fa_module_complaints, METH_NOARGS,
+     "complaints(): why a device's state is not kept on disk."},
+    {"store_list", fa_module_store_list, METH_O,
+     "store_list(dir): the breakers on disk, and how many files are bad."},
+    {"store_reset", FAST(fa_module_store_reset), METH_FASTCALL,
+     "store_reset(dir, kernel=None): remove them; sets bad files aside."},
     {"build_info", module_build_info, METH_NOARGS,
      "build_info(): version and build options."},
     {"variants", module_variants, METH_NOARGS,

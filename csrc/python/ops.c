@@ -59,12 +59,12 @@ static fa_status allocate_outputs(fa_problem *p, bool needs_grad,
 
 static fa_status forward(const uint64_t *stack,
                          fa_torch_tensor results[FWD_RESULTS],
-                         fa_torch_tensor *scratch, fa_error *error)
+                         fa_torch_tensor *scratch, fa_counts *counts,
+                         fa_error *error)
 {
     fa_problem p = {.out_lo = NULL};
     fa_plan plan;
     fa_target target;
-    fa_counts counts;
     fa_runtime *runtime = NULL;
     fa_torch_device on;
     char arch[FA_STATE_ARCH_CHARS];
@@ -84,11 +84,11 @@ static fa_status forward(const uint64_t *stack,
                                    &on, results, error)) != FA_OK ||
         (status = fa_torch_new_workspace(&on, plan.workspace.bytes, scratch,
                                          &workspace, error)) != FA_OK ||
-        (status = fa_forward(runtime, &target, &p, &plan, workspace, &counts,
+        (status = fa_forward(runtime, &target, &p, &plan, workspace, counts,
                              error)) != FA_OK) {
         return status;
     }
-    fa_torch_record(&on, &target, &plan, &counts);
+    fa_torch_record(&on, &target, &plan, counts);
     return FA_OK;
 }
 
@@ -96,12 +96,13 @@ static void fwd_kernel(uint64_t *stack, uint64_t inputs, uint64_t outputs)
 {
     fa_torch_tensor results[FWD_RESULTS] = {NULL};
     fa_torch_tensor scratch = NULL;
+    fa_counts counts = {.late = NULL};
     fa_error error;
     (void)inputs;
     (void)outputs;
-    fa_status status = forward(stack, results, &scratch, &error);
-    fa_torch_release(scratch);
-    fa_torch_return(stack, FWD_TENSORS, results, FWD_RESULTS, status, &error);
+    fa_status status = forward(stack, results, &scratch, &counts, &error);
+    fa_torch_return(stack, FWD_TENSORS, results, FWD_RESULTS, scratch, status,
+                    &counts, &error);
 }
 
 /* -- the backward ---------------------------------------------------------- */
@@ -285,13 +286,13 @@ static fa_status allocate_gradients(const fa_problem *p, fa_gradients *g,
 
 static fa_status backward(const uint64_t *stack,
                           fa_torch_tensor results[BWD_RESULTS],
-                          fa_torch_tensor *scratch, fa_error *error)
+                          fa_torch_tensor *scratch, fa_counts *counts,
+                          fa_error *error)
 {
     fa_problem p = {.out_lo = NULL};
     fa_gradients g;
     fa_plan plan;
     fa_target target;
-    fa_counts counts;
     fa_runtime *runtime = NULL;
     fa_torch_device on;
     char arch[FA_STATE_ARCH_CHARS];
@@ -308,10 +309,10 @@ static fa_status backward(const uint64_t *stack,
         (status = fa_torch_new_workspace(&on, plan.workspace.bytes, scratch,
                                          &workspace, error)) != FA_OK ||
         (status = fa_backward(runtime, &target, &p, &g, &plan, workspace,
-                              &counts, error)) != FA_OK) {
+                              counts, error)) != FA_OK) {
         return status;
     }
-    fa_torch_record(&on, &target, &plan, &counts);
+    fa_torch_record(&on, &target, &plan, counts);
     return FA_OK;
 }
 
@@ -319,12 +320,13 @@ static void bwd_kernel(uint64_t *stack, uint64_t inputs, uint64_t outputs)
 {
     fa_torch_tensor results[BWD_RESULTS] = {NULL};
     fa_torch_tensor scratch = NULL;
+    fa_counts counts = {.late = NULL};
     fa_error error;
     (void)inputs;
     (void)outputs;
-    fa_status status = backward(stack, results, &scratch, &error);
-    fa_torch_release(scratch);
-    fa_torch_return(stack, BWD_TENSORS, results, BWD_RESULTS, status, &error);
+    fa_status status = backward(stack, results, &scratch, &counts, &error);
+    fa_torch_return(stack, BWD_TENSORS, results, BWD_RESULTS, scratch, status,
+                    &counts, &error);
 }
 
 /* -- registration ---------------------------------------------------------- */

@@ -80,12 +80,11 @@ static fa_status parse(const uint64_t *stack, fa_rotary *p, fa_torch_device *on,
 
 static fa_status rotary(const uint64_t *stack,
                         fa_torch_tensor results[ROTARY_RESULTS],
-                        fa_error *error)
+                        fa_counts *counts, fa_error *error)
 {
     fa_rotary p = {.inverse = false};
     fa_plan plan;
     fa_target target;
-    fa_counts counts;
     fa_runtime *runtime = NULL;
     fa_torch_device on;
     char arch[FA_STATE_ARCH_CHARS];
@@ -99,21 +98,22 @@ static fa_status rotary(const uint64_t *stack,
                                     &results[ROTARY_OUT_Q], error)) != FA_OK ||
         (status = fa_torch_new_like("out_k", &on, &p.out_k,
                                     &results[ROTARY_OUT_K], error)) != FA_OK ||
-        (status = fa_run_rotary(runtime, &target, &p, &plan, &counts, error)) !=
+        (status = fa_run_rotary(runtime, &target, &p, &plan, counts, error)) !=
             FA_OK) {
         return status;
     }
-    fa_torch_record(&on, &target, &plan, &counts);
+    fa_torch_record(&on, &target, &plan, counts);
     return FA_OK;
 }
 
 void fa_op_rotary(uint64_t *stack, uint64_t inputs, uint64_t outputs)
 {
     fa_torch_tensor results[ROTARY_RESULTS] = {NULL};
+    fa_counts counts = {.late = NULL};
     fa_error error;
     (void)inputs;
     (void)outputs;
-    const fa_status status = rotary(stack, results, &error);
-    fa_torch_return(stack, ROTARY_TENSORS, results, ROTARY_RESULTS, status,
-                    &error);
+    const fa_status status = rotary(stack, results, &counts, &error);
+    fa_torch_return(stack, ROTARY_TENSORS, results, ROTARY_RESULTS, NULL,
+                    status, &counts, &error);
 }

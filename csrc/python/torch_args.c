@@ -6,7 +6,9 @@
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "python/torch_args.h"
+#include "python/guard.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -285,7 +287,8 @@ fa_status fa_torch_choose_target(const fa_torch_device *on,
                                  fa_error *error)
 {
     const bool is_cuda = on->type == cuda_code;
-    *target = (fa_target){.device = is_cuda ? on->index : 0};
+    *target = (fa_target){.device = is_cuda ? on->index : 0,
+                          .guard = fa_state_guard()};
     fa_status status =
         fa_state_backend(is_cuda, runtime, &target->backend, error);
     if (status != FA_OK) {
@@ -318,9 +321,40 @@ void fa_torch_record(const fa_torch_device *on, const fa_target *target,
                     plan, counts);
 }
 
-void fa_torch_return(uint64_t *stack, int inputs, fa_torch_tensor *results,
-                     int outputs, fa_status status, const fa_error *error)
+static void release_thing(void *tensor)
 {
+    fa_torch_release(tensor);
+}
+
+/* Nothing is released before the kernel that may still use it is over. */
+static void keep_all(const uint64_t *stack, int inputs,
+                     const fa_torch_tensor *results, int outputs,
+                     fa_torch_tensor scratch, fa_late *late)
+{
+    void *things[FA_TORCH_TENSORS];
+    size_t count = 0;
+    for (int i = 0; i < inputs; i++) {
+        things[count++] = fa_torch_as_tensor(stack[i]);
+    }
+    for (int i = 0; i < outputs; i++) {
+        things[count++] = results[i];
+    }
+    things[count++] = scratch;
+    assert(count <= FA_TORCH_TENSORS);
+    fa_guard_keep(fa_state_guard(), late, things, count, release_thing);
+}
+
+void fa_torch_return(uint64_t *stack, int inputs, fa_torch_tensor *results,
+                     int outputs, fa_torch_tensor scratch, fa_status status,
+                     const fa_counts *counts, const fa_error *error)
+{
+    fa_state_set_outcome(status);
+    if (status == FA_ELATE && counts->late != NULL) {
+        keep_all(stack, inputs, results, outputs, scratch, counts->late);
+        fa_torch.check(false, __func__, "ops.c", __LINE__, error->text);
+        return;
+    }
+    fa_torch_release(scratch);
     for (int i = 0; i < inputs; i++) {
         fa_torch_release(fa_torch_as_tensor(stack[i]));
     }

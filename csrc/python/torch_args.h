@@ -16,6 +16,8 @@ extern fa_torch_abi fa_torch;
  * torch lacks the functions. */
 bool fa_torch_open(void);
 
+enum { FA_TORCH_TENSORS = 32 }; /* more than any op has, in and out */
+
 typedef struct fa_torch_device {
     int32_t type;
     int32_t index;
@@ -126,9 +128,11 @@ fa_status fa_torch_choose_target(const fa_torch_device *on,
 void fa_torch_record(const fa_torch_device *on, const fa_target *target,
                      const fa_plan *plan, const fa_counts *counts);
 
-/* Ends a kernel: releases its tensors and leaves the results on the stack,
- * or, on failure, releases them too and then throws. */
+/* Ends a kernel: releases its tensors and leaves the results on the stack, or,
+ * on failure, releases them too and then throws.  `scratch` may be NULL.  Where
+ * counts->late says that a kernel still runs, the guard gets all of them. */
 void fa_torch_return(uint64_t *stack, int inputs, fa_torch_tensor *results,
-                     int outputs, fa_status status, const fa_error *error);
+                     int outputs, fa_torch_tensor scratch, fa_status status,
+                     const fa_counts *counts, const fa_error *error);
 
 #endif

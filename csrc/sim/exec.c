@@ -193,9 +193,10 @@ static void budget_fault(wave *w)
     for (uint32_t i = 0; i < w->group->active; i++) {
         waiting += w->group->waves[i].state == WAVE_BARRIER;
     }
-    int n = snprintf(detail, sizeof detail,
-                     "%llu wave instructions of one workgroup (HIPSIM_BUDGET)",
-                     (unsigned long long)w->group->executed);
+    int n = snprintf(
+        detail, sizeof detail, "%llu wave instructions of one workgroup (%s)",
+        (unsigned long long)w->group->executed,
+        w->group->dispatch->timed ? "the launch's deadline" : "HIPSIM_BUDGET");
     if (waiting > 0) {
         (void)snprintf(detail + n, sizeof detail - (size_t)n,
                        ", %u of %u waves wait at a barrier", waiting,

@@ -30,6 +30,7 @@ enum {
     hipErrorNotFound = 500,
     hipErrorNotReady = 600,
     hipErrorIllegalAddress = 700,
+    hipErrorLaunchTimeOut = 702,
     hipErrorLaunchFailure = 719
 };
 typedef int hipError_t;
@@ -69,6 +70,15 @@ HIPSIM_API hipError_t hipsimLaunch(hipFunction_t function,
                                    uint32_t dynamic_lds_bytes, void **params,
                                    const hipsim_tensor *tensors,
                                    size_t tensor_count, hipsim_stats *stats);
+
+/* The same with a deadline: a workgroup that has executed `deadline` wave
+ * instructions and has not ended makes the launch fail with
+ * hipErrorLaunchTimeOut. 0: none. At level 2 more than 100 million count as
+ * that. Option "budget" holds as well. */
+HIPSIM_API hipError_t hipsimLaunchWithin(
+    hipFunction_t function, const uint32_t grid[3], const uint32_t block[3],
+    uint32_t dynamic_lds_bytes, void **params, const hipsim_tensor *tensors,
+    size_t tensor_count, uint64_t deadline, hipsim_stats *stats);
 
 /* hipModuleLoadData for an image of known size: nothing beyond `bytes` is
  * read, however corrupt the headers are. */
@@ -123,8 +133,8 @@ HIPSIM_API hipError_t hipsimGetOption(const char *name, int64_t *value);
  *             and against the budget. The host's time does not change.
  *   endless   each workgroup runs after=N (0) instructions, or to its end if
  *             that is sooner, and then makes no progress until the instruction
- *             budget ends it, hipErrorLaunchFailure. The stats count the
- *             whole budget, but no host time passes. Without option "budget"
+ *             budget (or deadline) ends it, hipErrorLaunchFailure. The stats
+ *             count the whole budget, but no host time passes. Without any
  *             it is 10^9 wave instructions per workgroup (at level 2
  *             10^8).
  *   memory    access=N (1), the Nth vector memory instruction of workgroup

@@ -155,7 +155,9 @@ hipError_t sim_launch_fault(const sim_dispatch *dispatch,
                             const sim_fault *fault)
 {
     char place[192] = "", where[192] = "", source[192];
-    hipError_t code = hipErrorLaunchFailure;
+    hipError_t code = dispatch->timed && fault->kind == SIM_FAULT_BUDGET
+                          ? hipErrorLaunchTimeOut
+                          : hipErrorLaunchFailure;
 
     if (fault_words[fault->kind].place != NULL) {
         (void)snprintf(place, sizeof place, ", lane %u, %s 0x%llx, %u bytes",
@@ -298,6 +300,20 @@ static hipError_t run_grid(const sim_dispatch *dispatch, sim_stats *stats)
     return hipSuccess;
 }
 
+/* The smallest of what the option, the checks and the launch allow. */
+static void set_budget(sim_dispatch *dispatch, uint64_t deadline)
+{
+    if (dispatch->check >= 2 && dispatch->budget == 0) {
+        dispatch->budget = CHECK_BUDGET;
+        dispatch->timed = deadline != 0;
+    }
+    if (deadline != 0 &&
+        (dispatch->budget == 0 || deadline < dispatch->budget)) {
+        dispatch->budget = deadline;
+        dispatch->timed = true;
+    }
+}
+
 hipError_t sim_launch_run(const sim_launch *launch, sim_region_list *memory,
                           sim_stats *stats)
 {
@@ -374,8 +390,8 @@ hipError_t sim_launch_run(const sim_launch *launch, sim_region_list *memory,
                               kernel->name);
             goto done;
         }
-        dispatch.budget = dispatch.budget != 0 ? dispatch.budget : CHECK_BUDGET;
     }
+    set_budget(&dispatch, launch->deadline);
     for (unsigned d = 0; d < 3; d++) {
         dispatch.groups[d] = launch->groups[d];
         dispatch.block[d] = launch->block[d];

@@ -25,6 +25,7 @@ typedef struct sim_launch {
     uint32_t groups[3]; /* grid in workgroups */
     uint32_t block[3];  /* workgroup in work-items */
     uint32_t dynamic_lds_bytes;
+    uint64_t deadline; /* wave instructions per workgroup, 0 none */
     const struct sim_tensor_list *tensors; /* NULL: none are known */
     void **params;      /* one pointer per explicit argument, or */
     const void *packed; /* the explicit arguments at their offsets */

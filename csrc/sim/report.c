@@ -67,6 +67,8 @@ static const error_name error_names[] = {
     {hipErrorNotReady, "hipErrorNotReady", "device not ready"},
     {hipErrorIllegalAddress, "hipErrorIllegalAddress",
      "an illegal memory access was encountered"},
+    {hipErrorLaunchTimeOut, "hipErrorLaunchTimeOut",
+     "the launch timed out and was terminated"},
     {hipErrorLaunchFailure, "hipErrorLaunchFailure",
      "unspecified launch failure"},
 };

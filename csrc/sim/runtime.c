@@ -8,7 +8,8 @@
  *                         unsigned dynamic LDS bytes, hipStream_t,
  *                         void **params, void **extra)
  *
- * and the same with a launch's own tensors, hipsimLaunch. Device queries are
+ * and the same with a launch's own tensors, hipsimLaunch and, with a deadline,
+ * hipsimLaunchWithin. Device queries are
  * in device.c, memory in heap.c, streams and events in stream.c, error codes
  * in report.c. A module stays alive until its last launch has returned, even
  * if it is unloaded meanwhile.
@@ -366,6 +367,15 @@ HIPSIM_API hipError_t hipsimLaunch(hipFunction_t function,
                                    const hipsim_tensor *tensors,
                                    size_t tensor_count, hipsim_stats *stats)
 {
+    return hipsimLaunchWithin(function, grid, block, dynamic_lds_bytes, params,
+                              tensors, tensor_count, 0, stats);
+}
+
+HIPSIM_API hipError_t hipsimLaunchWithin(
+    hipFunction_t function, const uint32_t grid[3], const uint32_t block[3],
+    uint32_t dynamic_lds_bytes, void **params, const hipsim_tensor *tensors,
+    size_t tensor_count, uint64_t deadline, hipsim_stats *stats)
+{
     sim_stats counted = {0};
 
     sim_report_clear();
@@ -380,6 +390,7 @@ HIPSIM_API hipError_t hipsimLaunch(hipFunction_t function,
             .groups = {grid[0], grid[1], grid[2]},
             .block = {block[0], block[1], block[2]},
             .dynamic_lds_bytes = dynamic_lds_bytes,
+            .deadline = deadline,
             .params = params,
         };
         status =

@@ -122,6 +122,7 @@ typedef struct sim_dispatch {
     struct sim_races *races;               /* shared by all threads, check 2 */
     int check;                             /* 0 to 2 */
     uint64_t budget; /* wave instructions per workgroup, 0 = none */
+    bool timed;      /* the budget is the launch's own deadline */
     int cpu;         /* 0 portable code, 1 best for this host */
     uint64_t sample; /* workgroups to run, spread over the grid; 0: all */
     uint64_t seed;   /* 0: waves take turns; else the order is random */

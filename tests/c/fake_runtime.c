@@ -8,6 +8,8 @@
 #include "fake_runtime.h"
 #include "sim/hipsim.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -85,6 +87,121 @@ static int fill(void *data, unsigned value, size_t bytes, size_t count,
     }
     return 0;
 }
+
+/* -- streams and events, which both have ------------------------------------ */
+
+/* An event knows whether it was recorded while everything hung. */
+typedef struct event {
+    bool recorded;
+    bool hung;
+} event;
+
+static int event_create(void **out, const char *call)
+{
+    const int code = outcome(call);
+    event *e = code == 0 ? calloc(1, sizeof *e) : NULL;
+    fake.events += e != NULL;
+    *out = e;
+    return code;
+}
+
+static int event_destroy(void *e)
+{
+    fake.events--;
+    free(e);
+    return 0;
+}
+
+static int event_record(void *given, const char *call)
+{
+    event *e = given;
+    fake.records++;
+    e->recorded = true;
+    e->hung = fake.hangs;
+    return outcome(call);
+}
+
+static int event_query(void *given, const char *call)
+{
+    const event *e = given;
+    const int code = outcome(call);
+    return code != 0 ? code : e->hung && fake.hangs ? 600 : 0;
+}
+
+static int stream_create(void **out, const char *call)
+{
+    const int code = outcome(call);
+    *out = code == 0 ? malloc(1) : NULL;
+    fake.streams += code == 0;
+    return code;
+}
+
+static int stream_destroy(void *stream)
+{
+    fake.streams--;
+    free(stream);
+    return 0;
+}
+
+static int stream_wait(void *stream, const char *call)
+{
+    fake.waits++;
+    fake.waiting = stream;
+    return outcome(call);
+}
+
+static int bus_id(char *text, int chars, int device, const char *call)
+{
+    snprintf(text, (size_t)chars, "0000:%02x:00.0", (unsigned)device);
+    return outcome(call);
+}
+
+#define BOTH(hip, cuda, parameters, body) \
+    EXPORT int hip parameters             \
+    {                                     \
+        const char *const call = #hip;    \
+        body;                             \
+    }                                     \
+    EXPORT int cuda parameters            \
+    {                                     \
+        const char *const call = #cuda;   \
+        body;                             \
+    }
+
+#ifndef FAKE_INCOMPLETE
+BOTH(hipEventCreateWithFlags, cuEventCreate, (void **e, unsigned flags),
+     (void)flags;
+     return event_create(e, call))
+BOTH(hipEventDestroy, cuEventDestroy_v2, (void *e), (void)call;
+     return event_destroy(e))
+BOTH(hipEventRecord, cuEventRecord, (void *e, void *stream), (void)stream;
+     return event_record(e, call))
+BOTH(hipEventQuery, cuEventQuery, (void *e), return event_query(e, call))
+BOTH(hipStreamCreateWithFlags, cuStreamCreate, (void **s, unsigned flags),
+     (void)flags;
+     return stream_create(s, call))
+BOTH(hipStreamDestroy, cuStreamDestroy_v2, (void *s), (void)call;
+     return stream_destroy(s))
+BOTH(hipStreamWaitEvent, cuStreamWaitEvent, (void *s, void *e, unsigned flags),
+     (void)e;
+     (void)flags; return stream_wait(s, call))
+BOTH(hipStreamIsCapturing, cuStreamIsCapturing, (void *s, int *status), (void)s;
+     *status = fake.capturing; return outcome(call))
+BOTH(hipThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode,
+     (int *mode), (void)call;
+     fake.relaxed += *mode == 2; return 0)
+BOTH(hipDeviceGetPCIBusId, cuDeviceGetPCIBusId,
+     (char *text, int chars, int device),
+     return bus_id(text, chars, device, call))
+BOTH(hipDriverGetVersion, cuDriverGetVersion, (int *version), *version = 50400;
+     return outcome(call))
+
+EXPORT int hipRuntimeGetVersion(int *version)
+{
+    *version = 50422;
+    return outcome("hipRuntimeGetVersion");
+}
+#endif
 
 /* -- HIP ------------------------------------------------------------------- */
 
@@ -200,10 +317,11 @@ EXPORT const char *hipGetErrorName(int code)
                          : "hipErrorSomething";
 }
 
-EXPORT int hipsimLaunch(hipFunction_t function, const uint32_t grid[3],
-                        const uint32_t block[3], uint32_t lds_bytes,
-                        void **params, const hipsim_tensor *tensors,
-                        size_t count, hipsim_stats *stats)
+EXPORT int hipsimLaunchWithin(hipFunction_t function, const uint32_t grid[3],
+                              const uint32_t block[3], uint32_t lds_bytes,
+                              void **params, const hipsim_tensor *tensors,
+                              size_t count, uint64_t deadline,
+                              hipsim_stats *stats)
 {
     fake_launch *l = note_launch(function, grid[0], grid[1], grid[2], block[0],
                                  lds_bytes, NULL, params);
@@ -215,7 +333,10 @@ EXPORT int hipsimLaunch(hipFunction_t function, const uint32_t grid[3],
         l->tensor_bytes[i] = tensors[i].element_bytes;
     }
     *stats = (hipsim_stats){.wave_instructions = 1000, .workgroups = 3};
-    return outcome("hipsimLaunch");
+    fake.deadline = deadline;
+    return deadline != 0 && fake.deadline_cost > deadline
+               ? 702
+               : outcome("hipsimLaunch");
 }
 
 #ifndef FAKE_PARTIAL

@@ -39,8 +39,13 @@ typedef struct fake_state {
     int cc_minor;
     const char *failing_call; /* this one returns `code`, once */
     int code;
-    const char *report; /* hipsimLastReport() */
-    bool slow;          /* loading takes a while, so that threads meet */
+    const char *report;     /* hipsimLastReport() */
+    bool slow;              /* loading takes a while, so that threads meet */
+    bool capturing;         /* every stream is */
+    _Atomic bool hangs;     /* events recorded from now on are not over, until
+                         * false */
+    uint64_t deadline_cost; /* of a simulated launch: more than its deadline
+                             * is hipErrorLaunchTimeOut */
 
     /* remembered */
     int device; /* current; -1 is CUDA without a context */
@@ -54,6 +59,13 @@ typedef struct fake_state {
     fake_launch launch[FAKE_LAUNCHES]; /* the first ones */
     int allowed_lds;                   /* cuFuncSetAttribute */
     void *stream;                      /* of the last launch or fill */
+    _Atomic int events;                /* created and not destroyed */
+    _Atomic int streams;               /* likewise */
+    _Atomic int records;
+    _Atomic int waits;   /* of streams for events */
+    void *waiting;       /* the stream of the last one */
+    _Atomic int relaxed; /* threads that leave captures alone */
+    uint64_t deadline;   /* of the last simulated launch */
 } fake_state;
 
 #endif

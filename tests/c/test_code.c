@@ -23,6 +23,7 @@ typedef struct fixture {
     fa_code_list codes;
     fa_error error;
     void *function;
+    uint64_t hash;
 } fixture;
 
 /* A fresh folder for code objects, and a driver on a fake runtime. */
@@ -85,7 +86,8 @@ static const fa_variant *first_of(fa_dtype arith)
 static fa_status look_up(fixture *f, int device, const char *arch)
 {
     return fa_code_function(&f->codes, f->driver, f->folder, device, arch,
-                            first_of(FA_F16), &f->function, &f->error);
+                            first_of(FA_F16), &f->function, &f->hash,
+                            &f->error);
 }
 
 static void check_fails(test_run *run, fixture *f, fa_status expected,
@@ -129,17 +131,22 @@ static void each_arithmetic_has_a_file_that_is_loaded_when_needed(test_run *run)
     } units[] = {{FA_F16, "fa_gfx906_f16.co"},
                  {FA_F32, "fa_gfx906_f32.co"},
                  {FA_F64, "fa_gfx906_f64.co"}};
+    uint64_t hash = 0;
     fixture f;
     set_up(run, &f, FA_HIP);
     for (int i = 0; i < 3; i++) {
         const fa_variant *v = first_of(units[i].arith);
-        CHECK(run, fa_code_function(&f.codes, f.driver, f.folder, 0, NULL, v,
-                                    &f.function, &f.error) == FA_ECODE);
+        CHECK(run,
+              fa_code_function(&f.codes, f.driver, f.folder, 0, NULL, v,
+                               &f.function, &f.hash, &f.error) == FA_ECODE);
         CHECK_TEXT(run, f.error.text, units[i].name);
         write_code(&f, units[i].name, 224, "ok");
         CHECK(run, fa_code_function(&f.codes, f.driver, f.folder, 0, NULL, v,
-                                    &f.function, &f.error) == FA_OK);
+                                    &f.function, &f.hash, &f.error) == FA_OK);
         CHECK(run, f.state->loads == i + 1);
+        /* An ELF header and "ok", whoever wrote it. */
+        CHECK(run, f.hash != 0 && (i == 0 || f.hash == hash));
+        hash = f.hash;
     }
     CHECK(run, look_up(&f, 0, NULL) == FA_OK && f.state->loads == 3);
     tear_down(&f);
@@ -283,9 +290,10 @@ static void *look_up_in_thread(void *argument)
     fixture *f = argument;
     fa_error error;
     void *function = NULL;
+    uint64_t hash = 0;
     fa_status status =
         fa_code_function(&f->codes, f->driver, f->folder, 0, NULL,
-                         first_of(FA_F16), &function, &error);
+                         first_of(FA_F16), &function, &hash, &error);
     return status == FA_OK ? function : NULL;
 }
 

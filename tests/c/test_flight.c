@@ -21,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static const uint64_t identity = UINT64_C(0x123456789abcdef0);
+static const char identity[] = "hip gfx906 at 0000:03:00.0 driver 1 runtime 2";
 static const uint64_t code = UINT64_C(0xfedcba9876543210);
 
 typedef enum ending {
@@ -65,13 +65,18 @@ static void tear_down(fixture *f)
     close(f->ready[1]);
 }
 
-static void blame(void *context, uint64_t identity_hash, const char *kernel,
+static int device_in(fa_flight *flight)
+{
+    return fa_flight_device(flight, identity);
+}
+
+static void blame(void *context, const char *whose, const char *kernel,
                   uint64_t code_hash, const char *cause)
 {
     fixture *f = context;
     int number = 0;
     f->count++;
-    f->exact = identity_hash == identity && code_hash == code;
+    f->exact = strcmp(whose, identity) == 0 && code_hash == code;
     snprintf(f->kernel, sizeof f->kernel, "%s", kernel);
     snprintf(f->cause, sizeof f->cause, "%s", cause);
     if (sscanf(kernel, "kernel_%d", &number) == 1) {
@@ -117,8 +122,8 @@ static int own(void *context)
          fa_flight_note_aborts(flight, &f->error) != FA_OK)) {
         return 1;
     }
-    int other = fa_flight_mark(flight, identity, "other", code);
-    int slot = fa_flight_mark(flight, identity, "fwd_f16_d64", code);
+    int other = fa_flight_mark(flight, device_in(flight), "other", code);
+    int slot = fa_flight_mark(flight, device_in(flight), "fwd_f16_d64", code);
     fa_flight_clear(flight, other);
     if (f->late) {
         fa_flight_late(flight, slot);
@@ -254,7 +259,8 @@ static void flight_keeps_its_own_file_and_lock_in_a_sweep(test_run *run)
     fa_flight *flight = NULL;
     set_up(run, &f);
     CHECK(run, fa_flight_open(f.folder, &flight, &f.error) == FA_OK);
-    fa_flight_late(flight, fa_flight_mark(flight, identity, "k", code));
+    fa_flight_late(flight,
+                   fa_flight_mark(flight, device_in(flight), "k", code));
     CHECK(run, sweep(run, &f) == 0 && files(&f) == 1);
     /* Another process still sees that it lives. */
     CHECK(run, scratch_child(sweep_as_another, &f) == 0);
@@ -294,7 +300,7 @@ static int have_a_child_that_aborts(void *context)
         fa_flight_note_aborts(a->flight, &a->f->error) != FA_OK) {
         return 1;
     }
-    fa_flight_mark(a->flight, identity, "parent", code);
+    fa_flight_mark(a->flight, device_in(a->flight), "parent", code);
     int status = scratch_child(abort_in_child, a);
     if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGABRT) {
         return 1;
@@ -334,13 +340,13 @@ static int fill(void *context)
     }
     for (int i = 0; i < FA_FLIGHT_SLOTS; i++) {
         snprintf(name, sizeof name, "kernel_%d", i);
-        int slot = fa_flight_mark(flight, identity, name, code);
+        int slot = fa_flight_mark(flight, device_in(flight), name, code);
         if (slot < 0 || slot >= FA_FLIGHT_SLOTS) {
             return 1;
         }
         fa_flight_late(flight, slot);
     }
-    int none = fa_flight_mark(flight, identity, "one_more", code);
+    int none = fa_flight_mark(flight, device_in(flight), "one_more", code);
     fa_flight_late(flight, none);
     fa_flight_clear(flight, none);
     if (none != -1) {
@@ -350,7 +356,7 @@ static int fill(void *context)
     memset(name, 'x', sizeof name);
     name[sizeof name - 1] = '\0';
     fa_flight_clear(flight, 77);
-    if (fa_flight_mark(flight, identity, name, code) != 77) {
+    if (fa_flight_mark(flight, device_in(flight), name, code) != 77) {
         return 1;
     }
     fa_flight_late(flight, 77);
@@ -394,7 +400,7 @@ static void *mark_and_clear(void *context)
             m->wrong += atomic_exchange(&m->owner[*slot], 0) != m->number;
             fa_flight_clear(m->flight, *slot);
         }
-        *slot = fa_flight_mark(m->flight, identity, "k", code);
+        *slot = fa_flight_mark(m->flight, device_in(m->flight), "k", code);
         if (*slot >= 0) {
             m->wrong += atomic_exchange(&m->owner[*slot], m->number) != 0;
         }
@@ -507,7 +513,7 @@ static int abort_with_handlers(void *context)
         fa_flight_note_aborts(flight, &f->error) != FA_OK) {
         return 1;
     }
-    fa_flight_mark(flight, identity, "k", code);
+    fa_flight_mark(flight, device_in(flight), "k", code);
     abort();
 }
 
@@ -547,12 +553,12 @@ static int survive(void *context)
         fa_flight_note_aborts(flight, &f->error) != FA_OK) {
         return 1;
     }
-    int slot = fa_flight_mark(flight, identity, "k", code);
+    int slot = fa_flight_mark(flight, device_in(flight), "k", code);
     if (sigsetjmp(back, 1) == 0) {
         abort();
     }
     fa_flight_clear(flight, slot);
-    fa_flight_mark(flight, identity, "k", code);
+    fa_flight_mark(flight, device_in(flight), "k", code);
     return raise(SIGKILL);
 }
 
@@ -587,7 +593,7 @@ static void flight_notes_an_abort_until_the_launch_is_over(test_run *run)
     CHECK(run, fa_flight_open(f.folder, &flight, &f.error) == FA_OK);
     CHECK(run, fa_flight_note_aborts(flight, &f.error) == FA_OK);
     CHECK(run, fa_flight_note_aborts(flight, &f.error) == FA_OK);
-    int slot = fa_flight_mark(flight, identity, "k", code);
+    int slot = fa_flight_mark(flight, device_in(flight), "k", code);
     CHECK(run, sweep_copy(run, &f) == 0);
     if (sigsetjmp(back, 1) == 0) {
         raise(SIGABRT);
@@ -595,7 +601,7 @@ static void flight_notes_an_abort_until_the_launch_is_over(test_run *run)
         jumps = jumps + 1;
     }
     CHECK(run, jumps == 1 && sweep_copy(run, &f) == 1);
-    fa_flight_mark(flight, identity, "later", code);
+    fa_flight_mark(flight, device_in(flight), "later", code);
     CHECK(run, sweep_copy(run, &f) == 1);
     fa_flight_clear(flight, slot);
     CHECK(run, sweep_copy(run, &f) == 0 && files(&f) == 1);
@@ -639,11 +645,11 @@ static void flight_is_forgotten_without_touching_its_file(test_run *run)
 
 enum { DEAD = 12, SWEEPERS = 4 };
 
-static void count_in_shared_memory(void *context, uint64_t identity_hash,
+static void count_in_shared_memory(void *context, const char *whose,
                                    const char *kernel, uint64_t code_hash,
                                    const char *cause)
 {
-    (void)identity_hash, (void)kernel, (void)code_hash, (void)cause;
+    (void)whose, (void)kernel, (void)code_hash, (void)cause;
     atomic_fetch_add((atomic_int *)context, 1);
 }
 
@@ -730,10 +736,11 @@ static void flight_sweeps_malformed_files_away(test_run *run)
     scratch_wait(start_owner(&f, BY_ABORT));
     const size_t count = content(&f, bytes, sizeof bytes);
     const size_t kernel = find(bytes, count, "fwd_f16_d64");
-    const size_t state = kernel - 24; /* before hashes of 8 bytes */
+    const size_t state = kernel - 16; /* before device and hash */
+    const size_t device = find(bytes, count, identity);
     CHECK(run, sweep(run, &f) == 1);
     CHECK(run, count > 128 * 256 && count < sizeof bytes);
-    for (int i = 0; i < 12; i++) {
+    for (int i = 0; i < 17; i++) {
         size_t length = count;
         memcpy(copy, bytes, sizeof copy);
         switch (i) {
@@ -769,13 +776,48 @@ static void flight_sweeps_malformed_files_away(test_run *run)
         case 10:
             copy[kernel + 1] = 0xff;
             break;
-        default:
+        case 11:
             memset(copy + kernel, 'x', 128); /* no end */
+            break;
+        case 12:
+            copy[state + 4] = FA_FLIGHT_DEVICES;
+            break;
+        case 13:
+            copy[state + 4] = 1; /* a device that nobody registered */
+            break;
+        case 14:
+            copy[device + 1] = '\n';
+            break;
+        case 15:
+            copy[device + 1] = 0xff;
+            break;
+        default:
+            memset(copy + device, 'x', FA_IDENTITY_CHARS); /* no end */
         }
         scratch_write(f.folder, name, copy, length);
         CHECK(run, sweep(run, &f) == (i == 0));
         CHECK(run, files(&f) == 0);
     }
+    tear_down(&f);
+}
+
+static void
+flight_numbers_devices_by_identity_as_far_as_it_has_room(test_run *run)
+{
+    fixture f;
+    fa_flight *flight = NULL;
+    char name[FA_IDENTITY_CHARS];
+    set_up(run, &f);
+    CHECK(run, fa_flight_open(f.folder, &flight, &f.error) == FA_OK);
+    for (int twice = 0; twice < 2; twice++) {
+        for (int i = 0; i < FA_FLIGHT_DEVICES; i++) {
+            snprintf(name, sizeof name, "device %d", i);
+            CHECK(run, fa_flight_device(flight, name) == i);
+        }
+    }
+    CHECK(run, fa_flight_device(flight, "one more") == -1);
+    CHECK(run, fa_flight_mark(flight, -1, "k", code) == -1);
+    fa_flight_close(flight);
     tear_down(&f);
 }
 
@@ -953,6 +995,7 @@ void test_flight(test_run *run)
     RUN(run, flight_keeps_its_own_file_and_lock_in_a_sweep);
     RUN(run, flight_of_a_parent_is_not_blamed_for_its_child);
     RUN(run, flight_has_256_slots);
+    RUN(run, flight_numbers_devices_by_identity_as_far_as_it_has_room);
     RUN(run, flight_gives_a_slot_to_one_of_many_threads);
     RUN(run, flight_notes_aborts_and_runs_the_other_handlers);
     RUN(run, flight_forgives_an_abort_that_was_survived);

@@ -419,7 +419,8 @@ def test_only_the_documented_names_are_exported():
     hipEventCreateWithFlags hipEventRecord hipEventQuery hipEventSynchronize
     hipEventElapsedTime hipEventDestroy hipDeviceSynchronize hipGetLastError
     hipPeekAtLastError hipGetErrorName hipGetErrorString
-    hipsimLaunch hipsimLastReport hipsimModuleLoad hipsimSetOption hipsimGetOption
+    hipsimLaunch hipsimLaunchWithin hipsimLastReport hipsimModuleLoad hipsimSetOption
+    hipsimGetOption
     hipsimObjectInfo hipsimDisassemble hipsimDisassembleLines hipsimFree
     hipsimSetFault hipsimFaultsFired hipsimTakeProfile
     """

@@ -1,0 +1,201 @@
+"""The guard from Python: its policy, what it knows, and the switch to turn all off.
+
+The work is csrc/host's: deadlines, breakers, their state on disk. docs/degradation.md
+says what is detected and what the caller sees.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from typing import Any
+
+from . import _ops
+from ._config import config, logger
+from ._errors import FlashAttnError
+from ._reason import Reason
+
+
+class Switch:
+    """Whether fused kernels may answer; torch.compile guards on `off`."""
+
+    off = False
+    why = ""
+
+
+switch = Switch()
+
+_FAILURES = {"breaker": Reason.BREAKER, "late": Reason.LATE}
+_NAMES = ("device", "kernel", "state", "failures", "retry_in_s", "cause")
+_LATENCY = ("device", "kernel", "calls", "seconds", "flops", "p50_s", "p99_s")
+_COUNTS = ("misses", "captured", "unwatched", "outstanding", "quarantined")
+
+
+class _Policy:
+    """What configure() was last called with."""
+
+    mode = config.guard
+    factor = config.deadline_factor
+    floor_ms = config.deadline_floor_ms
+    cooldown_s = config.cooldown_s
+    on_hang = config.on_hang
+
+
+def state_dir(simulated: bool) -> str | None:
+    """Where breakers of GPUs, or of the simulator, outlive the process."""
+    if not simulated:
+        return config.cache_dir
+    # The simulator's failures are made up: never in a user's own cache.
+    return os.path.join(config.cache_dir, "sim") if config.cache_dir_given else None
+
+
+def configure(
+    mode: str | None = None,
+    *,
+    deadline_factor: float | None = None,
+    deadline_floor_ms: float | None = None,
+    cooldown_s: float | None = None,
+    on_hang: str | None = None,
+) -> None:
+    """Change the guard's policy while the program runs; None keeps what is in force.
+
+    Args:
+        mode: "off", "async" or "sync".
+        deadline_factor: a call may take so many times its estimate,
+        deadline_floor_ms: but always at least this, in milliseconds.
+        cooldown_s: how long a breaker that opened once stays open, in seconds; twice
+            as long after each further failure in a row, up to an hour.
+        on_hang: "report", or "abort": end the process when an asynchronous call
+            misses its deadline, so that a supervisor starts it again.
+
+    Raises:
+        FlashAttnError: an argument is something else.
+    """
+    if on_hang not in (None, "report", "abort"):
+        raise FlashAttnError(f"on_hang: expected report or abort, got {on_hang!r}")
+    wanted = {
+        "mode": mode,
+        "factor": deadline_factor,
+        "floor_ms": deadline_floor_ms,
+        "cooldown_s": cooldown_s,
+        "on_hang": on_hang,
+    }
+    policy = _Policy()
+    vars(policy).update(
+        {name: value for name, value in wanted.items() if value is not None}
+    )
+    _set(policy)
+    for name, value in wanted.items():
+        if value is not None:
+            setattr(_Policy, name, value)
+
+
+def _set(policy: _Policy) -> None:
+    if _ops.ext is None:
+        return
+    try:
+        _ops.ext.guard(
+            policy.mode,
+            policy.factor,
+            policy.floor_ms,
+            policy.cooldown_s,
+            policy.on_hang == "abort",
+            state_dir(simulated=False),
+            state_dir(simulated=True),
+        )
+    except (TypeError, ValueError) as error:
+        raise FlashAttnError(str(error)) from None
+
+
+def last_failure() -> Reason:
+    """Why the op that just raised on this thread was not served."""
+    return _FAILURES.get(_ops.ext.last_failure(), Reason.FAILED)
+
+
+def disable(reason: str = "") -> None:
+    """Let the stock function answer every call from now on, until enable().
+
+    The switch to roll back without a restart. Calls of attention(), flash_attn_func()
+    and the like, which have no stock function, are refused with FlashAttnError. A
+    backward whose forward ran before still runs fused. Compiled graphs are compiled
+    again at their next call.
+
+    Args:
+        reason: for the log and status().
+    """
+    if not switch.off:
+        logger.warning("disabled%s", f": {reason}" if reason else "")
+    switch.off, switch.why = True, reason
+
+
+def enable() -> None:
+    """Undo disable()."""
+    if switch.off:
+        logger.warning("enabled again")
+    switch.off, switch.why = False, ""
+
+
+def guard_status() -> dict[str, Any]:
+    """status()["guard"]."""
+    policy = _Policy()
+    known = {} if _ops.ext is None else _ops.ext.guard_counts()
+    return {
+        "mode": policy.mode,
+        "deadline_factor": policy.factor,
+        "deadline_floor_ms": policy.floor_ms,
+        "cooldown_s": policy.cooldown_s,
+        "on_hang": policy.on_hang,
+        **{name: known.get(name, 0) for name in _COUNTS},
+        "state_dir": config.cache_dir,
+        "complaints": [] if _ops.ext is None else _ops.ext.complaints(),
+    }
+
+
+def breaker_list() -> list[dict[str, Any]]:
+    """status()["breakers"]: the kernels that are not closed, by device."""
+    rows = [] if _ops.ext is None else _ops.ext.breakers()
+    return [
+        dict(
+            zip(
+                _NAMES,
+                (row[0], row[1], "half_open" if row[2] else "open", *row[3:]),
+            )
+        )
+        for row in rows
+    ]
+
+
+def latency_list() -> list[dict[str, Any]]:
+    """status()["latency"]: by device and kernel."""
+    rows = [] if _ops.ext is None else _ops.ext.latency()
+    return [dict(zip(_LATENCY, row)) for row in rows]
+
+
+def trip(device: str, kernel: str, cause: str) -> None:
+    """Open the breaker of a kernel on a device such as "sim" or "hip:0".
+
+    Raises:
+        FlashAttnError: no such kernel, or no call on that device yet.
+    """
+    try:
+        _ops.ext.breaker_trip(device, kernel, cause)
+    except (TypeError, ValueError) as error:
+        raise FlashAttnError(str(error)) from None
+
+
+def reset(kernel: str | None = None) -> None:
+    """Close the breaker of a kernel, or all, on every device and on disk."""
+    if _ops.ext is not None:
+        _ops.ext.breaker_reset(kernel)
+
+
+def _start() -> None:
+    _set(_Policy())
+    if _ops.ext is not None:
+        # The watching thread asks the device; it must not outlive the interpreter.
+        atexit.register(_ops.ext.guard_stop)
+
+
+_start()

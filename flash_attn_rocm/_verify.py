@@ -1,0 +1,229 @@
+"""FLASH_ATTN_ROCM_VERIFY=1/N: one fused result in N is compared with torch's math.
+
+A block of query rows of all heads is computed again in float64, forward and dQ, and
+each element has to lie within a bound on what rounding can do, eight times what
+the kernels are tested to need. A kernel that passes its tests and still gives a wrong
+number on a card is the card's fault, or the compiler's: its breaker opens, and the
+stock function answers the call. Calls with a NaN or infinity in q, k or v are left
+to the stock function too, and counted.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._config import config
+from ._errors import FlashAttnError, LaunchFailure
+from ._features import Features
+from ._guard import trip
+from ._reason import Reason
+from ._scores import weights_of
+
+# Elements of scores that one check computes, and rows that it looks at however long
+# they are.
+_ELEMENTS = 2**20
+_ROWS = 16
+_MARGIN = 8.0
+# Weights and results of 16-bit types are rounded to them; scores are of float32.
+_ULP = {
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+    torch.float32: 2.0**-23,
+    torch.float64: 2.0**-52,
+}
+
+
+class Rejected(LaunchFailure):
+    """A fused result was not delivered; `reason` says why."""
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class _State:
+    """How often, and what came of it."""
+
+    def __init__(self) -> None:
+        self.every = config.verify
+        self.calls = itertools.count()
+        self.choice = random.Random(0)  # of rows; not torch's generator, nor Python's
+        self.checked = self.mismatches = self.nonfinite = 0
+
+
+_state = _State()
+
+
+def set_every(every: int) -> None:
+    """Check one call in `every` from now on; 0 none.
+
+    Raises:
+        FlashAttnError: it is no whole number of at least 0.
+    """
+    if isinstance(every, bool) or not isinstance(every, int) or every < 0:
+        raise FlashAttnError(
+            f"every: expected a whole number of at least 0, got {every!r}"
+        )
+    _state.every = every
+
+
+def verify_status() -> dict[str, int]:
+    """status()["verify"]."""
+    return {
+        "every": _state.every,
+        "checked": _state.checked,
+        "mismatches": _state.mismatches,
+        "nonfinite_inputs": _state.nonfinite,
+    }
+
+
+def is_due() -> bool:
+    """Whether this call is one to be checked."""
+    every = _state.every
+    return every != 0 and next(_state.calls) % every == 0
+
+
+def _rows_of(q: Tensor, k: Tensor) -> slice:
+    """A block of rows, of a size that keeps the check small."""
+    batch, heads, seqlen_q, _ = q.shape
+    row = max(batch * heads * k.size(2), 1)
+    count = min(seqlen_q, max(_ROWS, _ELEMENTS // row))
+    begin = _state.choice.randint(0, seqlen_q - count)
+    return slice(begin, begin + count)
+
+
+def _by_group(tensor: Tensor, rows: slice, heads_k: int) -> Tensor:
+    """Rows of a (B, H, Sq, n) as (B, Hk, r, n), in float64."""
+    block = tensor[:, :, rows].double()
+    return block.reshape(block.size(0), heads_k, -1, block.size(3))
+
+
+class _Block:
+    """The reference for a block of rows."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, features: Features) -> None:
+        self.rows, self.heads_k = _rows_of(q, k), k.size(1)
+        self.k, self.v = k.double(), v.double()
+        rows = self.of(q)
+        self.weights = weights_of(features, q.shape, rows, self.k, self.rows)
+        self.p, self.dropout = self.weights.p, self.weights.dropout
+        # An error of a score is one of its weight: relative, by so many units.
+        norms = rows.norm(dim=-1, keepdim=True) * self.k.norm(dim=-1).amax(
+            -1, keepdim=True
+        ).unsqueeze(-1)
+        ulp = 2.0**-52 if q.dtype is torch.float64 else 2.0**-23
+        self.unit = _ULP[q.dtype] + ulp * (1.0 + abs(features.scale) * norms)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        return _by_group(tensor, self.rows, self.heads_k)
+
+    def dropped(self, tensor: Tensor) -> Tensor:
+        return tensor if self.dropout is None else tensor * self.dropout
+
+
+def _tiny(dtype: torch.dtype) -> float:
+    """What is lost below the smallest numbers of a dtype."""
+    return float(torch.finfo(dtype).smallest_normal) * 2.0**-8 + 2.0**-24 * (
+        dtype is torch.float16
+    )
+
+
+def _differs(got: Tensor, want: Tensor, unit: Tensor, size: Tensor) -> bool:
+    bound = _MARGIN * unit * size + _tiny(got.dtype)
+    largest = torch.finfo(got.dtype).max
+    beyond = want.abs() + bound > largest  # rounding may or may not overflow
+    wrong = ~((got.double() - want).abs() <= bound) & ~beyond
+    return bool(wrong.any())
+
+
+def _all_finite(*tensors: Tensor) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+
+def _refuse(what: str, q: Tensor) -> None:
+    from ._record import last_record
+
+    _state.mismatches += 1
+    record = last_record()
+    text = f"{what} of {tuple(q.shape)} differs from torch's math"
+    if record is not None and record[0] != "sdpa":
+        backend, kernels, index = (
+            record[0],
+            record[1],
+            q.get_device() if q.is_cuda else 0,
+        )
+        device = "sim" if backend == "sim" else f"{backend}:{index}"
+        for kernel in kernels.split("+"):
+            trip(device, kernel, text)
+    raise Rejected(Reason.VERIFY, text)
+
+
+def _is_served(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    return bool(q.numel() and k.numel() and v.numel())
+
+
+@torch.no_grad()
+def check_forward(
+    q: Tensor, k: Tensor, v: Tensor, features: Features, out: Tensor
+) -> None:
+    """Compare a block of rows of `out`.
+
+    Raises:
+        Rejected: it is wrong, or the inputs are not finite.
+    """
+    if not _is_served(q, k, v):
+        return
+    if not _all_finite(q, k, v):
+        _state.nonfinite += 1
+        raise Rejected(Reason.NONFINITE, "q, k or v has a NaN or an infinity")
+    _state.checked += 1
+    block = _Block(q, k, v, features)
+    p = block.dropped(block.p)
+    got = _by_group(out, block.rows, block.heads_k).to(out.dtype)
+    if _differs(got, p @ block.v, block.unit, p @ block.v.abs()):
+        _refuse("the output", q)
+
+
+@torch.no_grad()
+def check_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    features: Features,
+    dout: Tensor,
+    dlse: Any,
+    dq: Any,
+) -> None:
+    """Compare a block of rows of `dq`, if there is one.
+
+    Raises:
+        Rejected: it is wrong.
+    """
+    if dq is None or not _is_served(q, k, v) or not _all_finite(q, k, v, dout):
+        return
+    _state.checked += 1
+    block = _Block(q, k, v, features)
+    p, do = block.p, block.of(dout)
+    dp = block.dropped(do @ block.v.mT)
+    mean = (p * dp).sum(-1, keepdim=True)
+    error = block.dropped(do.abs() @ block.v.abs().mT)
+    error = p * (error + (p * error).sum(-1, keepdim=True))
+    e = dp - mean
+    if dlse is not None:
+        lse_rows = block.of(dlse.unsqueeze(-1))
+        e, error = e + lse_rows, error + p * lse_rows.abs()
+    ds = p * e
+    if block.weights.slope is not None:
+        ds = ds * block.weights.slope
+    scale = features.scale
+    want, size = scale * (ds @ block.k), abs(scale) * (error @ block.k.abs())
+    got = _by_group(dq, block.rows, block.heads_k).to(dq.dtype)
+    if _differs(got, want, block.unit, size):
+        _refuse("dq", q)

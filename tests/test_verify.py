@@ -1,0 +1,159 @@
+"""FLASH_ATTN_ROCM_VERIFY: wrong numbers of a kernel are found and not delivered."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import builtin, needs_simulator, qkv
+
+import flash_attn_rocm as fa
+import hipsim
+from flash_attn_rocm import FlashAttnError, Reason, _guard, _verify
+from flash_attn_rocm._features import Features
+
+pytestmark = needs_simulator
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+@pytest.fixture(autouse=True)
+def verified():
+    with fa.patched(), fa.simulate("gfx906"):
+        _verify.set_every(1)
+        yield
+    _verify.set_every(0)
+    hipsim.set_fault(None)
+
+
+def counts():
+    return fa.status()["verify"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [0.01, 1.0, 30.0])
+def test_right_results_pass(dtype, size):
+    q, k, v = qkv(2, 4, 70, 40, heads_k=2, length_k=90, dtype=dtype)
+    leaves = [(t * size).requires_grad_() for t in (q, k, v)]
+    before = counts()
+    out = F.scaled_dot_product_attention(*leaves, is_causal=True, enable_gqa=True)
+    assert fa.last_call().reason is Reason.FUSED
+    out.backward(torch.randn_like(out))
+    assert fa.last_call().reason is Reason.FUSED
+    after = counts()
+    assert after["checked"] - before["checked"] == 2
+    assert after["mismatches"] == before["mismatches"]
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        {"window": (20, 3), "causal": "bottom_right"},
+        {"softcap": 5.0, "alibi_slopes": torch.tensor([0.5, 0.1])},
+        {"dropout_p": 0.4},
+        {"bias": torch.randn(1, 2, 70, 1), "sink": torch.tensor([0.3, 2.0])},
+    ],
+    ids=lambda features: "+".join(features),
+)
+def test_right_results_with_features_pass(features):
+    leaves = [t.requires_grad_() for t in qkv(1, 2, 70, 64, dtype=torch.float32)]
+    before = counts()
+    out = fa.attention(*leaves, **features)
+    out.backward(torch.randn_like(out))
+    assert counts()["checked"] - before["checked"] == 2
+    assert counts()["mismatches"] == before["mismatches"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_wrong_row_of_the_output_is_found(dtype):
+    q, k, v = qkv(1, 2, 70, 64, dtype=dtype)
+    out = builtin()(q, k, v).clone()
+    features = Features(scale=0.125)
+    _verify.check_forward(q, k, v, features, out)
+    sdpa_sees(q, k, v)
+    out[0, 1, 40] *= 1.5
+    with pytest.raises(_verify.Rejected, match="differs from torch's math"):
+        _verify.check_forward(q, k, v, features, out)
+
+
+def sdpa_sees(*inputs):
+    """The kernel of these has been asked for, so that its breaker can open."""
+    F.scaled_dot_product_attention(*inputs)
+    assert fa.last_call().reason is Reason.FUSED
+
+
+def test_a_wrong_dq_is_found():
+    q, k, v = qkv(1, 2, 70, 64, dtype=torch.float16)
+    leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+    out = F.scaled_dot_product_attention(*leaves)
+    dout = torch.randn_like(out)
+    (dq,) = torch.autograd.grad(out, leaves[:1], dout)
+    features = Features(scale=0.125)
+    _verify.check_backward(q, k, v, features, dout, None, dq)
+    dq[0, 0, 69, 63] += 0.5
+    with pytest.raises(_verify.Rejected):
+        _verify.check_backward(q, k, v, features, dout, None, dq)
+
+
+def test_flipped_bits_of_lds_are_found_and_not_delivered():
+    """Of results that a flip changed beyond rounding, the first call finds each."""
+    inputs = qkv(1, 2, 70, 64, dtype=torch.float16)
+    exact = builtin()(*(t.double() for t in inputs))
+    found = 0
+    for seed in range(200):
+        hipsim.set_fault(f"lds-flip:nth=1,bits=4,seed={seed}")
+        out = F.scaled_dot_product_attention(*inputs)
+        reason = fa.last_call().reason
+        found += reason is Reason.VERIFY
+        assert (out.double() - exact).abs().max() < 4e-3, seed
+        assert reason in (Reason.FUSED, Reason.VERIFY)
+        _guard.reset()
+    assert found >= 5
+    assert counts()["mismatches"] >= found
+
+
+def test_a_mismatch_opens_the_breaker():
+    inputs = qkv(1, 2, 70, 64, dtype=torch.float16)
+    for seed in range(200):
+        hipsim.set_fault(f"lds-flip:nth=1,bits=16,seed={seed}")
+        out = F.scaled_dot_product_attention(*inputs)
+        if fa.last_call().reason is Reason.VERIFY:
+            break
+    assert torch.equal(out, builtin()(*inputs))
+    (row,) = fa.status()["breakers"]
+    assert row["kernel"] == "fa_fwd_f16_d64_plain" and "torch's math" in row["cause"]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("which", range(3))
+def test_bad_input_is_stocks_and_counted(bad, which):
+    inputs = [t.clone() for t in qkv(1, 2, 70, 64, dtype=torch.float32)]
+    inputs[which][0, 0, 3, 5] = bad
+    before = counts()["nonfinite_inputs"]
+    out = F.scaled_dot_product_attention(*inputs)
+    assert fa.last_call().reason is Reason.NONFINITE
+    assert torch.equal(
+        out,
+        builtin()(*inputs),
+    ) or torch.allclose(out, builtin()(*inputs), equal_nan=True, rtol=0, atol=0)
+    assert counts()["nonfinite_inputs"] == before + 1
+    assert not fa.status()["breakers"]
+
+
+def test_one_call_in_n_is_checked():
+    _verify.set_every(4)
+    inputs = qkv(1, 1, 8, 8, dtype=torch.float32)
+    before = counts()["checked"]
+    for _ in range(40):
+        F.scaled_dot_product_attention(*inputs)
+    assert counts()["checked"] == before + 10
+
+
+def test_empty_calls_are_left_alone():
+    q = torch.empty(1, 2, 0, 8)
+    F.scaled_dot_product_attention(q, torch.randn(1, 2, 3, 8), torch.randn(1, 2, 3, 8))
+    assert fa.last_call().reason is Reason.FUSED
+
+
+@pytest.mark.parametrize("every", [-1, 1.5, True, "1"])
+def test_other_than_whole_numbers_are_refused(every):
+    with pytest.raises(FlashAttnError, match="every: expected a whole number"):
+        _verify.set_every(every)
