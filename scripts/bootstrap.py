@@ -1,7 +1,8 @@
 """Sets up what `make demo` and `make test` need; standard library only.
 
 In this order: system packages (C compiler, Python headers, a clang with the
-AMDGPU target), the virtual environment, torch, the pinned test requirements.
+AMDGPU target), the virtual environment, torch, the pinned test requirements,
+Debian's prometheus where apt has it (without it some tests skip).
 What is there already is kept, so a second run changes nothing.  System packages
 are installed only as root or with password-less sudo, and only by apt-get;
 otherwise the exact command to type is printed and the exit code is 1.
@@ -24,6 +25,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,6 +34,7 @@ TORCH_MINIMUM = (2, 4)
 TORCH_INDEX_URL = "https://download.pytorch.org/whl/cpu"
 PYTHON_MINIMUM = (3, 10)  # of the test tools; the package itself runs on 3.9
 CLANG_VERSIONS = range(22, 14, -1)  # newest first
+MONITORS = ("prometheus", "promtool")
 
 
 class Stop(Exception):
@@ -109,6 +112,13 @@ def newest_clang() -> list[str]:
     )
 
 
+def as_root() -> list[str] | None:
+    """What to put in front of a command for root; None if that is not allowed."""
+    if os.geteuid() == 0:
+        return []
+    return ["sudo", "-n"] if works("sudo", "-n", "true") else None
+
+
 def install_packages() -> None:
     lacks = missing_packages()
     if not lacks:
@@ -123,17 +133,16 @@ def install_packages() -> None:
             raise Stop(f"install it and run this again:\n    {command}")
     if shutil.which("apt-get") is None:
         raise Stop("install it with this system's package manager and run this again")
-    allowed = os.geteuid() == 0 or works("sudo", "-n", "true")
-    sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    sudo = as_root()
     environment = ["env", "DEBIAN_FRONTEND=noninteractive"]
-    if allowed:
+    if sudo is not None:
         say("apt-get update")
         subprocess.run([*sudo, "apt-get", "update", "-qq"], check=False)
     packages = [name for names in lacks.values() for name in names]
     if not all(lacks.values()):
         packages += newest_clang()
     command = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
-    if not allowed:
+    if sudo is None:
         typed = "sudo apt-get update && sudo " + " ".join(command)
         raise Stop(f"type this and run it again:\n    {typed}")
     say(" ".join(command))
@@ -220,6 +229,44 @@ def install_torch(python: str) -> None:
         raise Stop("what torch depends on cannot be installed; see above")
 
 
+# What some tests use and none needs
+
+
+def unpack_package(name: str, folder: Path) -> bool:
+    """Unpacks a Debian package into a folder; installs nothing, needs no root."""
+    commands = (["apt-get", "download", "-qq", name], ["sh", "-c", "dpkg -x *.deb ."])
+    try:
+        for command in commands:
+            subprocess.run(command, cwd=folder, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
+
+
+def add_monitors(python: str) -> None:
+    """Puts prometheus and promtool beside `python` if apt has them.
+
+    Not by installing the package: that would start a server on this machine.
+    """
+    beside = Path(python).parent
+    path = os.pathsep.join([str(beside), os.environ.get("PATH", "")])
+    if all(shutil.which(name, path=path) for name in MONITORS):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        there = unpack_package(MONITORS[0], Path(folder))
+        sudo = None if there else as_root()
+        if sudo is not None and works(*sudo, "apt-get", "update", "-qq"):
+            there = unpack_package(MONITORS[0], Path(folder))
+        if not there:
+            say(
+                "apt has no prometheus here: tests of monitoring/ that run it will skip"
+            )
+            return
+        say(f"prometheus, unpacked into {beside}")
+        for name in MONITORS:
+            shutil.copy(Path(folder, "usr", "bin", name), beside / name)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
@@ -236,6 +283,7 @@ def main() -> None:
         say("test requirements (requirements-dev.txt)")
         if not pip_install(python, "-r", str(ROOT / "requirements-dev.txt")):
             raise Stop("the test requirements cannot be installed; see above")
+        add_monitors(python)
     except Stop as reason:
         sys.exit(f"set-up: {reason}")
 

@@ -114,7 +114,9 @@ def test_wheel_built_in_isolation_holds_all_parts_and_runs(tree, tmp_path):
     assert not [name for name in names if "gfx1100" in name]
     folders = {name.split("/")[0] for name in names}
     assert folders == {"flash_attn_rocm", "hipsim", info}
-    assert "Requires-Dist" not in metadata  # pip must not exchange a ROCm torch
+    needs = re.findall(r"^Requires-Dist: .*", metadata, re.MULTILINE)
+    # pip must not exchange a ROCm torch
+    assert needs == ['Requires-Dist: prometheus_client>=0.16; extra == "metrics"']
     assert "License-Expression: BSD-3-Clause" in metadata
     assert "hipsim = hipsim.cli:main" in scripts
     assert "flash-attn-rocm = flash_attn_rocm._commands:main" in scripts
@@ -280,6 +282,40 @@ def test_setup_installs_nothing_where_nothing_is_missing(bootstrap, monkeypatch)
     monkeypatch.setattr(bootstrap, "missing_packages", dict)
     monkeypatch.setattr(bootstrap.subprocess, "run", None)  # calling it would fail
     bootstrap.install_packages()
+
+
+def unpacked(name, folder):
+    """A package that has been unpacked."""
+    programs = folder / "usr" / "bin"
+    programs.mkdir(parents=True)
+    for program in ("prometheus", "promtool"):
+        (programs / program).write_text(name)
+    return True
+
+
+def test_setup_puts_prometheus_beside_python_and_installs_none(
+    bootstrap, monkeypatch, tmp_path
+):
+    asked = []
+    monkeypatch.setattr(
+        bootstrap.shutil, "which", lambda name, path: asked.append(path)
+    )
+    monkeypatch.setattr(bootstrap, "unpack_package", unpacked)
+    monkeypatch.setattr(bootstrap.subprocess, "run", None)  # calling it would fail
+    bootstrap.add_monitors(str(tmp_path / "python"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["prometheus", "promtool"]
+    assert asked[0].split(os.pathsep)[0] == str(tmp_path), "a second run finds them"
+
+
+def test_setup_goes_on_without_prometheus(bootstrap, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(bootstrap.shutil, "which", lambda name, path: None)
+
+    def run(command, **options):
+        raise FileNotFoundError(command[0])
+
+    monkeypatch.setattr(bootstrap.subprocess, "run", run)
+    bootstrap.add_monitors(str(tmp_path / "python"))
+    assert "will skip" in capsys.readouterr().out and list(tmp_path.iterdir()) == []
 
 
 def test_setup_asks_for_torch_by_a_name_that_no_cuda_wheel_has(bootstrap, monkeypatch):
