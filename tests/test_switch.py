@@ -1,0 +1,330 @@
+"""Who calls disable() without a person: a floor of TFLOPS, a watched file, a signal.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+
+import pytest
+
+from flash_attn_rocm import FlashAttnError, _switch
+from flash_attn_rocm._switch import Floor, disable_file, disable_signal, watch_floor
+
+TICK = 15.0  # seconds between two looks, as Prometheus has between two scrapes
+
+
+class Device:
+    """A call class whose counters run at a rate, per second of wall-clock time."""
+
+    def __init__(self, name="hip:0"):
+        self.row = {"device": name, "kernel": "k", "seconds": 0.0, "flops": 0.0}
+
+    def run(self, tflops, busy=0.1):
+        self.row["seconds"] += busy * TICK
+        self.row["flops"] += tflops * 1e12 * busy * TICK
+
+
+def first_fire(floor, devices, rates, start=0.0):
+    """When `floor` first tells something (seconds), or None.
+
+    Args:
+        rates: for each look a number of TFLOPS, None for no call.
+    """
+    for step, rate in enumerate(rates):
+        now = start + step * TICK
+        for device in devices:
+            if rate is not None:
+                device.run(rate)
+        if floor.look([device.row for device in devices], now):
+            return now - start
+    return None
+
+
+def test_below_the_floor_fires_after_its_seconds_and_not_before():
+    # The first look has no rate yet: low from the second on.
+    assert first_fire(Floor(2.0, 300), [Device()], [1.0] * 60) == 300 + TICK
+
+
+@pytest.mark.parametrize("tflops", [2.1, 26.0])
+def test_above_the_floor_never_fires(tflops):
+    assert first_fire(Floor(2.0, 300), [Device()], [tflops] * 60) is None
+
+
+def test_a_dip_of_three_minutes_does_not_fire_and_one_of_eight_does():
+    short = [3.0] * 20 + [0.1] * 12 + [3.0] * 40
+    long = [3.0] * 20 + [0.1] * 32 + [3.0] * 40
+    assert first_fire(Floor(2.0, 300), [Device()], short) is None
+    assert first_fire(Floor(2.0, 300), [Device()], long) is not None
+
+
+def test_an_idle_device_is_not_slow():
+    device = Device()
+    assert first_fire(Floor(2.0, 300), [device], [1.0] * 8 + [None] * 60) is None
+
+
+def test_seldom_calls_count_as_long_as_the_window_has_one():
+    rates = [1.0, None, None, None] * 30  # one a minute
+    assert first_fire(Floor(2.0, 300), [Device()], rates) is not None
+
+
+def test_kernels_of_a_device_are_added_up_and_devices_are_not():
+    slow, fast, other = Device(), Device(), Device("hip:1")
+    floor = Floor(2.0, 300)
+    for step in range(60):
+        slow.run(1.0)
+        fast.run(5.0)  # 3 together
+        other.run(1.5)
+        found = floor.look([d.row for d in (slow, fast, other)], step * TICK)
+        if found:
+            break
+    assert found == ["hip:1 at 1.5 TFLOPS"]
+
+
+@pytest.mark.parametrize("name", ["sim", "null:0"])
+def test_what_is_no_gpu_is_looked_at_only_if_asked(name):
+    assert first_fire(Floor(2.0, 300), [Device(name)], [1e-6] * 60) is None
+    assert first_fire(Floor(2.0, 300, True), [Device(name)], [1e-6] * 60) is not None
+
+
+def test_after_firing_the_time_starts_anew():
+    floor, device = Floor(2.0, 300), Device()
+    first = first_fire(floor, [device], [1.0] * 60)
+    assert first_fire(floor, [device], [1.0] * 60, start=first + TICK) == 300
+
+
+def test_counters_that_were_reset_are_a_new_start_and_no_rate():
+    floor, device = Floor(2.0, 300), Device()
+    assert first_fire(floor, [device], [3.0] * 20) is None
+    device.row.update(seconds=0.0, flops=0.0)
+    assert first_fire(floor, [device], [3.0] * 20, start=300) is None
+
+
+def test_the_window_forgets_what_was_two_minutes_ago():
+    """A rate that collapses is seen at once, however fast the hours before were."""
+    floor, device = Floor(2.0, 300), Device()
+    assert first_fire(floor, [device], [20.0] * 500) is None
+    after = first_fire(floor, [device], [0.1] * 60, start=500 * TICK)
+    assert after is not None and after <= 120 + 300
+
+
+# --------------------------------------------------------------------------
+# Threads
+
+
+def soon(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "nothing has happened in 20 s"
+        time.sleep(0.005)
+
+
+def falling():
+    """A status whose device makes half a TFLOPS."""
+    device = Device()
+
+    def status():
+        device.run(0.5)
+        return {"latency": [device.row]}
+
+    return status
+
+
+def test_watch_floor_calls_what_it_was_given_and_says_why(caplog):
+    said = queue.SimpleQueue()
+    with watch_floor(2.0, 0.1, said.put, status=falling()):
+        sentence = said.get(timeout=20)
+    assert sentence == "hip:0 at 0.5 TFLOPS for 0.1 s, below the floor of 2"
+    assert sentence in caplog.text
+
+
+def test_watch_floor_disables_unless_told_otherwise(monkeypatch):
+    said = queue.SimpleQueue()
+    monkeypatch.setattr(_switch, "_disable", said.put)
+    with watch_floor(2.0, 0.1, status=falling()):
+        assert "below the floor" in said.get(timeout=20)
+
+
+def test_a_look_that_fails_is_logged_and_the_next_one_is_made(caplog):
+    working = falling()
+    said = queue.SimpleQueue()
+    looks = []
+
+    def status():
+        looks.append(1)
+        if len(looks) < 3:
+            raise RuntimeError("made up")
+        return working()
+
+    with watch_floor(2.0, 0.1, said.put, status=status):
+        said.get(timeout=20)
+    assert "made up" in caplog.text
+
+
+def test_a_closed_watch_has_no_thread_and_looks_no_more():
+    looks = []
+    watch = watch_floor(
+        1.0, 0.02, print, status=lambda: looks.append(1) or {"latency": []}
+    )
+    soon(lambda: looks)
+    watch.close()
+    watch.close()
+    before = len(looks)
+    time.sleep(0.05)
+    assert len(looks) == before and not watch._thread.is_alive()
+
+
+def test_on_low_may_close_the_watch_itself():
+    closed = threading.Event()
+
+    def on_low(_):
+        watch.close()
+        closed.set()
+
+    watch = watch_floor(2.0, 0.1, on_low, status=falling())
+    assert closed.wait(20)
+    soon(lambda: not watch._thread.is_alive())
+
+
+@pytest.mark.parametrize(
+    "value", [0, -1.0, float("nan"), float("inf"), "2", None, True]
+)
+def test_a_floor_that_is_no_positive_number_is_refused_by_name(value):
+    with pytest.raises(FlashAttnError, match=r"^tflops: expected a positive number"):
+        watch_floor(value)
+    with pytest.raises(FlashAttnError, match=r"^seconds: expected a positive number"):
+        watch_floor(1.0, value)
+
+
+class Switch:
+    """disable() and enable() of a test."""
+
+    def __init__(self):
+        self.on = True
+        self.said = []
+
+    def disable(self, reason=""):
+        self.on = False
+        self.said.append(reason)
+
+    def enable(self):
+        self.on = True
+
+
+@pytest.fixture
+def switch(monkeypatch):
+    monkeypatch.setattr(_switch, "_PERIOD_S", 0.01)
+    return Switch()
+
+
+def watch_file(path, switch):
+    return disable_file(path, disable=switch.disable, enable=switch.enable)
+
+
+def test_calls_are_stock_while_the_file_exists(switch, tmp_path):
+    path = tmp_path / "stock"
+    with watch_file(path, switch):
+        assert switch.on
+        for _ in range(2):
+            path.touch()
+            soon(lambda: not switch.on)
+            path.unlink()
+            soon(lambda: switch.on)
+    assert set(switch.said) == {f"the file {path} exists"}
+
+
+def test_a_file_that_is_there_already_is_seen_at_once(switch, tmp_path):
+    (tmp_path / "stock").touch()
+    with watch_file(str(tmp_path / "stock"), switch):
+        assert not switch.on
+
+
+def test_enable_does_not_outlast_the_file(switch, tmp_path):
+    path = tmp_path / "stock"
+    path.touch()
+    with watch_file(path, switch):
+        switch.enable()
+        soon(lambda: not switch.on)
+
+
+def test_without_a_file_nothing_is_enabled(switch, tmp_path):
+    """Somebody else's disable() stays."""
+    switch.disable("by hand")
+    with watch_file(tmp_path / "stock", switch):
+        time.sleep(0.05)
+    assert not switch.on
+
+
+def test_a_file_is_never_opened_so_a_pipe_or_a_dangling_link_will_do(switch, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("pipe", "link"):
+        switch.enable()
+        with watch_file(tmp_path / name, switch):
+            assert not switch.on
+
+
+def test_closing_leaves_the_state_as_it_is(switch, tmp_path):
+    (tmp_path / "stock").touch()
+    watch_file(tmp_path / "stock", switch).close()
+    (tmp_path / "stock").unlink()
+    time.sleep(0.05)
+    assert not switch.on
+
+
+def test_a_path_that_is_none_is_refused_by_name():
+    with pytest.raises(FlashAttnError, match=r"^path: expected a path, got None"):
+        disable_file(None)
+
+
+@pytest.fixture
+def usr1():
+    before = signal.getsignal(signal.SIGUSR1)
+    yield signal.SIGUSR1
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_disables_in_another_thread(usr1):
+    """A handler runs inside of whatever the main thread does: no lock is safe there."""
+    said = queue.SimpleQueue()
+    disable_signal(usr1, disable=lambda r: said.put((r, threading.current_thread())))
+    for _ in range(3):
+        os.kill(os.getpid(), usr1)
+        reason, thread = said.get(timeout=20)
+        assert reason == f"signal: {signal.strsignal(usr1)}"
+        assert thread is not threading.main_thread()
+
+
+def test_a_handler_that_was_there_is_called_too(usr1):
+    seen, said = [], queue.SimpleQueue()
+    signal.signal(usr1, lambda number, frame: seen.append(number))
+    disable_signal(usr1, disable=said.put)
+    os.kill(os.getpid(), usr1)
+    said.get(timeout=20)
+    assert seen == [usr1]
+
+
+def test_a_signal_that_cannot_be_handled_is_refused_by_name():
+    for number in (signal.SIGKILL, 9999, "USR1"):
+        with pytest.raises(FlashAttnError, match=r"^signum: expected a signal, and"):
+            disable_signal(number)
+
+
+def test_another_thread_than_the_main_one_is_refused(usr1):
+    errors = []
+
+    def other():
+        try:
+            disable_signal(usr1)
+        except FlashAttnError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert "main thread" in errors[0]
