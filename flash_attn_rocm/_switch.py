@@ -9,6 +9,7 @@ SPDX-License-Identifier: BSD-3-Clause
 
 from __future__ import annotations
 
+import importlib
 import os
 import queue
 import signal
@@ -30,16 +31,9 @@ _LOOKS = 20  # at the rates, in the time that a floor allows
 _NO_GPU = ("sim", "null")  # devices whose time says nothing about a card
 
 
-def _disable(reason: str) -> None:
-    from ._guard import disable
-
-    disable(reason)
-
-
-def _enable() -> None:
-    from ._guard import enable
-
-    enable()
+def _the_guard() -> Any:
+    """The module with disable(), enable() and switch: what they did, and why."""
+    return importlib.import_module(f"{__package__}._guard")
 
 
 class Watch:
@@ -163,7 +157,7 @@ def watch_floor(
         from ._status import status as status_of_process
 
         status = status_of_process
-    ask, act = status, on_low or _disable
+    ask, act = status, on_low or _the_guard().disable
     floor = Floor(tflops, seconds, simulated)
 
     def look() -> None:
@@ -182,39 +176,35 @@ def watch_floor(
 def disable_file(
     path: PathLike,
     *,
-    disable: Callable[[str], object] | None = None,
-    enable: Callable[[], object] | None = None,
+    guard: Any = None,
 ) -> Watch:
     """Let calls go to stock SDPA while a file exists; looked at once a second.
 
     Args:
         path: of anything that may appear and go; it is never opened.
-        disable, enable: what to call; by default this package's functions.
+        guard: for tests; what stands in for the module _guard.
 
     Returns:
         An object with close(), which ends the watch and leaves the state as it is.
 
     Notes:
-        disable() is called again at every look while the file exists, so an
-        enable() in between lasts a second. When the file goes, enable() is called,
-        whoever else called disable() meanwhile. A file that is there already is
-        seen before this returns.
+        An enable() while the file exists lasts a second. When the file goes, enable()
+        is called unless another disable() is in force: by hand, by a signal, by the
+        floor. A file that is there already is seen before this returns.
     """
     try:
         watched = os.fspath(path)
     except TypeError:
         raise FlashAttnError(f"path: expected a path, got {path!r}") from None
-    off, on = disable or _disable, enable or _enable
-    was_there = False
+    guard = guard or _the_guard()
+    reason = f"the file {os.fsdecode(watched)} exists"
 
     def look() -> None:
-        nonlocal was_there
-        is_there = os.path.lexists(watched)
-        if is_there:
-            off(f"the file {watched} exists")
-        elif was_there:
-            on()
-        was_there = is_there
+        if os.path.lexists(watched):
+            if not guard.switch.off:
+                guard.disable(reason)
+        elif guard.switch.off and guard.switch.why == reason:
+            guard.enable()
 
     look()
     return Watch("file", _PERIOD_S, look)
@@ -244,7 +234,7 @@ def disable_signal(
         main thread between two of its instructions: a main thread that hangs in a
         call into C sees none, where disable_file() still works.
     """
-    off = disable or _disable
+    off = disable or _the_guard().disable
     # The handler may interrupt this very thread inside disable() or logging, with
     # their locks held. A SimpleQueue is the one that a handler may put into.
     arrived: queue.SimpleQueue[int] = queue.SimpleQueue()

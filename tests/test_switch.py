@@ -144,10 +144,11 @@ def test_watch_floor_calls_what_it_was_given_and_says_why(caplog):
 
 
 def test_watch_floor_disables_unless_told_otherwise(monkeypatch):
-    said = queue.SimpleQueue()
-    monkeypatch.setattr(_switch, "_disable", said.put)
+    guard = Guard()
+    monkeypatch.setattr(_switch, "_the_guard", lambda: guard)
     with watch_floor(2.0, 0.1, status=falling()):
-        assert "below the floor" in said.get(timeout=20)
+        soon(lambda: guard.switch.off)
+    assert "below the floor" in guard.switch.why
 
 
 def test_a_look_that_fails_is_logged_and_the_next_one_is_made(caplog):
@@ -201,85 +202,102 @@ def test_a_floor_that_is_no_positive_number_is_refused_by_name(value):
         watch_floor(1.0, value)
 
 
-class Switch:
-    """disable() and enable() of a test."""
+class Guard:
+    """The part of _guard that is used: disable(), enable(), and what is in force."""
+
+    class Switch:
+        off = False
+        why = ""
 
     def __init__(self):
-        self.on = True
-        self.said = []
+        self.switch = self.Switch()
+        self.calls = []
 
     def disable(self, reason=""):
-        self.on = False
-        self.said.append(reason)
+        self.calls.append(reason)
+        self.switch.why, self.switch.off = reason, True
 
     def enable(self):
-        self.on = True
+        self.switch.why, self.switch.off = "", False
 
 
 @pytest.fixture
-def switch(monkeypatch):
+def guard(monkeypatch):
     monkeypatch.setattr(_switch, "_PERIOD_S", 0.01)
-    return Switch()
+    return Guard()
 
 
-def watch_file(path, switch):
-    return disable_file(path, disable=switch.disable, enable=switch.enable)
+def some_looks():
+    time.sleep(0.1)
 
 
-def test_calls_are_stock_while_the_file_exists(switch, tmp_path):
+def test_calls_are_stock_while_the_file_exists(guard, tmp_path):
     path = tmp_path / "stock"
-    with watch_file(path, switch):
-        assert switch.on
+    with disable_file(path, guard=guard):
+        assert not guard.switch.off
         for _ in range(2):
             path.touch()
-            soon(lambda: not switch.on)
+            soon(lambda: guard.switch.off)
+            assert guard.switch.why == f"the file {path} exists"
             path.unlink()
-            soon(lambda: switch.on)
-    assert set(switch.said) == {f"the file {path} exists"}
+            soon(lambda: not guard.switch.off)
 
 
-def test_a_file_that_is_there_already_is_seen_at_once(switch, tmp_path):
+def test_a_file_that_stays_disables_once(guard, tmp_path):
     (tmp_path / "stock").touch()
-    with watch_file(str(tmp_path / "stock"), switch):
-        assert not switch.on
+    with disable_file(tmp_path / "stock", guard=guard):
+        some_looks()
+    assert len(guard.calls) == 1
 
 
-def test_enable_does_not_outlast_the_file(switch, tmp_path):
+@pytest.mark.parametrize("kind", [str, os.fsencode])
+def test_a_file_that_is_there_already_is_seen_at_once(guard, tmp_path, kind):
+    (tmp_path / "stock").touch()
+    with disable_file(kind(str(tmp_path / "stock")), guard=guard):
+        assert guard.switch.off
+
+
+def test_enable_does_not_outlast_the_file(guard, tmp_path):
     path = tmp_path / "stock"
     path.touch()
-    with watch_file(path, switch):
-        switch.enable()
-        soon(lambda: not switch.on)
+    with disable_file(path, guard=guard):
+        guard.enable()
+        soon(lambda: guard.switch.off)
 
 
-def test_without_a_file_nothing_is_enabled(switch, tmp_path):
-    """Somebody else's disable() stays."""
-    switch.disable("by hand")
-    with watch_file(tmp_path / "stock", switch):
-        time.sleep(0.05)
-    assert not switch.on
+@pytest.mark.parametrize("first", [True, False])
+def test_the_file_undoes_no_disable_of_somebody_else(guard, tmp_path, first):
+    path = tmp_path / "stock"
+    if first:
+        guard.disable("by hand")
+    path.touch()
+    with disable_file(path, guard=guard):
+        guard.disable("by hand")
+        path.unlink()
+        some_looks()
+    assert guard.switch.off and guard.switch.why == "by hand"
 
 
-def test_a_file_is_never_opened_so_a_pipe_or_a_dangling_link_will_do(switch, tmp_path):
+def test_a_file_is_never_opened_so_a_pipe_or_a_dangling_link_will_do(guard, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name in ("pipe", "link"):
-        switch.enable()
-        with watch_file(tmp_path / name, switch):
-            assert not switch.on
+        guard.enable()
+        with disable_file(tmp_path / name, guard=guard):
+            assert guard.switch.off
 
 
-def test_closing_leaves_the_state_as_it_is(switch, tmp_path):
+def test_closing_leaves_the_state_as_it_is(guard, tmp_path):
     (tmp_path / "stock").touch()
-    watch_file(tmp_path / "stock", switch).close()
+    disable_file(tmp_path / "stock", guard=guard).close()
     (tmp_path / "stock").unlink()
-    time.sleep(0.05)
-    assert not switch.on
+    some_looks()
+    assert guard.switch.off
 
 
-def test_a_path_that_is_none_is_refused_by_name():
+def test_a_path_that_is_none_is_refused_by_name(guard):
     with pytest.raises(FlashAttnError, match=r"^path: expected a path, got None"):
-        disable_file(None)
+        disable_file(None, guard=guard)
 
 
 @pytest.fixture
@@ -312,7 +330,7 @@ def test_a_handler_that_was_there_is_called_too(usr1):
 def test_a_signal_that_cannot_be_handled_is_refused_by_name():
     for number in (signal.SIGKILL, 9999, "USR1"):
         with pytest.raises(FlashAttnError, match=r"^signum: expected a signal, and"):
-            disable_signal(number)
+            disable_signal(number, disable=print)
 
 
 def test_another_thread_than_the_main_one_is_refused(usr1):
@@ -320,7 +338,7 @@ def test_another_thread_than_the_main_one_is_refused(usr1):
 
     def other():
         try:
-            disable_signal(usr1)
+            disable_signal(usr1, disable=print)
         except FlashAttnError as error:
             errors.append(str(error))
 
