@@ -162,9 +162,7 @@ def watch_floor(
 
     def look() -> None:
         for which in floor.look(ask()["latency"], time.monotonic()):
-            sentence = f"{which} for {seconds:g} s, below the floor of {tflops:g}"
-            logger.warning("%s", sentence)
-            act(sentence)
+            act(f"{which} for {seconds:g} s, below the floor of {tflops:g}")
 
     return Watch("floor", min(seconds / _LOOKS, 15.0), look)
 

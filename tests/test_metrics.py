@@ -19,6 +19,7 @@ import pytest
 from helpers import ROOT
 from helpers.metrics import STATUS, growing
 
+import flash_attn_rocm as fa
 from flash_attn_rocm import FlashAttnError
 from flash_attn_rocm._metrics import ROWS, series, serve_metrics
 from flash_attn_rocm._reason import Reason
@@ -186,6 +187,15 @@ def test_a_forked_child_does_not_hold_the_port():
     finally:
         os.write(leave, b"x")
         os.waitpid(child, 0)
+
+
+def test_the_status_of_this_process_is_served_unless_told_otherwise():
+    with serve_metrics(0) as server:
+        found = scrape(server)
+    served = {name.split("{")[0] for name in found}
+    there = {series(row) for row in ROWS if row.name.startswith(("guard", "verify"))}
+    assert there <= served and found["flash_attn_rocm_enabled"] == 1
+    assert f'version="{fa.__version__}"' in "".join(found)
 
 
 def test_the_table_in_the_document_is_up_to_date():

@@ -12,7 +12,11 @@ import threading
 import time
 
 import pytest
+import torch
+import torch.nn.functional as F
+from helpers import ARCH, needs_simulator
 
+import flash_attn_rocm as fa
 from flash_attn_rocm import FlashAttnError, _switch
 from flash_attn_rocm._switch import Floor, disable_file, disable_signal, watch_floor
 
@@ -135,12 +139,11 @@ def falling():
     return status
 
 
-def test_watch_floor_calls_what_it_was_given_and_says_why(caplog):
+def test_watch_floor_calls_what_it_was_given_and_says_why():
     said = queue.SimpleQueue()
     with watch_floor(2.0, 0.1, said.put, status=falling()):
         sentence = said.get(timeout=20)
     assert sentence == "hip:0 at 0.5 TFLOPS for 0.1 s, below the floor of 2"
-    assert sentence in caplog.text
 
 
 def test_watch_floor_disables_unless_told_otherwise(monkeypatch):
@@ -346,3 +349,50 @@ def test_another_thread_than_the_main_one_is_refused(usr1):
     thread.start()
     thread.join()
     assert "main thread" in errors[0]
+
+
+# --------------------------------------------------------------------------
+# This package's own disable()
+
+
+@pytest.fixture
+def process():
+    """Enabled afterwards, whatever happens."""
+    yield
+    _switch._the_guard().enable()
+
+
+def call():
+    """Why stock SDPA answered a call, or that it did not."""
+    q = torch.ones(1, 1, 3, 64, dtype=torch.float16)
+    with fa.patched(), fa.simulate(ARCH):
+        F.scaled_dot_product_attention(q, q, q)
+    return fa.last_call().reason.value
+
+
+@needs_simulator
+def test_real_calls_are_stock_while_the_file_exists(process, tmp_path, monkeypatch):
+    monkeypatch.setattr(_switch, "_PERIOD_S", 0.01)
+    path = tmp_path / "stock"
+    path.touch()
+    with disable_file(path):
+        assert call() == "disabled"
+        path.unlink()
+        soon(lambda: fa.status()["enabled"])
+        assert call() == "fused"
+
+
+@needs_simulator
+def test_real_calls_are_stock_after_the_signal(process, usr1):
+    disable_signal(usr1)
+    assert call() == "fused"
+    os.kill(os.getpid(), usr1)
+    soon(lambda: not fa.status()["enabled"])
+    assert call() == "disabled"
+
+
+@needs_simulator
+def test_real_calls_are_stock_after_the_floor(process):
+    """No simulator reaches a TFLOPS."""
+    with watch_floor(1.0, 0.1, simulated=True):
+        soon(lambda: call() == "disabled")
