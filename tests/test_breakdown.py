@@ -247,6 +247,18 @@ def test_a_forward_after_one_that_failed_is_counted_right(clock):
     }  # fmt: skip
 
 
+def test_forwards_that_failed_do_not_pile_up(clock):
+    model = model_of(split(clock))
+    block = breakdown(model)
+    with block:
+        for _ in range(5):
+            with pytest.raises(RuntimeError):
+                model(torch.ones(1, 2, WIDTH + 1))
+        assert len(block._stack()) == 1
+        model(x())
+        assert block._stack() == []
+
+
 def test_threads_do_not_mix(clock):
     model = model_of(split(clock))
     barrier = threading.Barrier(4)
@@ -293,6 +305,17 @@ def test_the_packed_projection_is_told_apart(which, expected, need_weights):
     how = "between projections" if need_weights else "sdpa"
     assert report.to_dict()["layers"][0]["attention"] == how
     assert all(part["seconds"] >= 0 for part in report.to_dict()["offenders"])
+
+
+def test_a_packed_projection_inside_of_a_larger_tensor_is_told_apart():
+    """As those have it that shard or flatten parameters."""
+    model = mha()
+    packed = model.in_proj_weight.detach()
+    flat = torch.cat([torch.zeros(WIDTH, WIDTH), packed])
+    model.in_proj_weight = nn.Parameter(flat[WIDTH:])
+    with breakdown(model) as report:
+        model(x(), y := x(), y, need_weights=False)
+    assert names(report) == ["whole", "q", "kv", "attention", "output", "other"]
 
 
 def test_separate_projections_are_told_apart():
@@ -497,14 +520,16 @@ def test_a_copy_that_outlives_the_block_still_works(clock):
     assert report.to_dict()["layers"][0]["calls"] == 0
 
 
-def test_functions_compiled_inside_the_block_are_right(clock):
+def test_a_compiled_part_of_a_layer_has_no_graph_break_and_no_time_of_its_own(clock):
+    def attend(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v)
+
     model = model_of(split(clock))
-    q = torch.randn(1, 1, 4, 8)
-    with breakdown(model):
-        compiled = torch.compile(
-            lambda q: F.scaled_dot_product_attention(q, q, q), backend="eager"
-        )
-        assert torch.equal(compiled(q), stock_sdpa(q, q, q))
+    expected = model(x())
+    model[0].attend = torch.compile(attend, backend="eager", fullgraph=True)
+    with breakdown(model) as report:
+        assert torch.equal(model(x()), expected)
+    assert report.to_dict()["layers"][0]["attention"] == "between projections"
     torch._dynamo.reset()
 
 

@@ -67,6 +67,11 @@ def test_a_dip_of_three_minutes_does_not_fire_and_one_of_eight_does():
     assert first_fire(Floor(2.0, 300), [Device()], long) is not None
 
 
+def test_two_short_dips_are_not_a_long_one():
+    rates = ([3.0] * 20 + [0.1] * 12) * 3
+    assert first_fire(Floor(2.0, 300), [Device()], rates) is None
+
+
 def test_an_idle_device_is_not_slow():
     device = Device()
     assert first_fire(Floor(2.0, 300), [device], [1.0] * 8 + [None] * 60) is None
@@ -107,6 +112,8 @@ def test_counters_that_were_reset_are_a_new_start_and_no_rate():
     assert first_fire(floor, [device], [3.0] * 20) is None
     device.row.update(seconds=0.0, flops=0.0)
     assert first_fire(floor, [device], [3.0] * 20, start=300) is None
+    device.row.update(seconds=0.0, flops=0.0)
+    assert first_fire(floor, [device], [1.0] * 60, start=600) == 300 + TICK
 
 
 def test_the_window_forgets_what_was_two_minutes_ago():
