@@ -10,6 +10,7 @@ SPDX-License-Identifier: BSD-3-Clause
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import threading
@@ -329,7 +330,8 @@ def serve_metrics(
     if status is None:
         from ._status import status as status_of_process
 
-        status = status_of_process
+        # A scrape must not wait for a GPU that hangs.
+        status = functools.partial(status_of_process, wait=False)
     collector = StatusCollector(status)
     registry = CollectorRegistry() if registry is None else registry
     try:

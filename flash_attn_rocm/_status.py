@@ -275,8 +275,12 @@ def _why(reason: Reason) -> str:
     return _WHY[reason]
 
 
-def status() -> dict[str, Any]:
+def status(*, wait: bool = True) -> dict[str, Any]:
     """What is in force and what ran so far, as plain data.
+
+    Args:
+        wait: False leaves out nonfinite_gradients, for which a GPU that counts them
+            has to be waited for; the answer then comes even if it hangs.
 
     Returns:
         A dictionary: version, torch, hip, patched, device (the mode),
@@ -303,7 +307,7 @@ def status() -> dict[str, Any]:
         "simulator": simulator if os.path.isfile(simulator) else None,
         "bf16": config.bf16,
         "check_grads": _grad_check.mode(),
-        "nonfinite_gradients": _grad_check.counts(),
+        "nonfinite_gradients": _grad_check.counts() if wait else {},
         "counters": _record.counters(),
         "enabled": not _guard.switch.off,
         "guard": _guard.guard_status(),

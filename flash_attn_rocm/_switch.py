@@ -9,7 +9,7 @@ SPDX-License-Identifier: BSD-3-Clause
 
 from __future__ import annotations
 
-import importlib
+import functools
 import os
 import queue
 import signal
@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable, Union
 
+from . import _guard
 from ._config import logger
 from ._errors import FlashAttnError
 
@@ -29,11 +30,6 @@ _PERIOD_S = 1.0  # between two looks at a file
 _WINDOW_S = 120.0  # over which a rate is taken, as in monitoring/alerts.yml
 _LOOKS = 20  # at the rates, in the time that a floor allows
 _NO_GPU = ("sim", "null")  # devices whose time says nothing about a card
-
-
-def _the_guard() -> Any:
-    """The module with disable(), enable() and switch: what they did, and why."""
-    return importlib.import_module(f"{__package__}._guard")
 
 
 class Watch:
@@ -156,8 +152,8 @@ def watch_floor(
     if status is None:
         from ._status import status as status_of_process
 
-        status = status_of_process
-    ask, act = status, on_low or _the_guard().disable
+        status = functools.partial(status_of_process, wait=False)
+    ask, act = status, on_low or _guard.disable
     floor = Floor(tflops, seconds, simulated)
 
     def look() -> None:
@@ -194,7 +190,7 @@ def disable_file(
         watched = os.fspath(path)
     except TypeError:
         raise FlashAttnError(f"path: expected a path, got {path!r}") from None
-    guard = guard or _the_guard()
+    guard = guard or _guard
     reason = f"the file {os.fsdecode(watched)} exists"
 
     def look() -> None:
@@ -232,7 +228,7 @@ def disable_signal(
         main thread between two of its instructions: a main thread that hangs in a
         call into C sees none, where disable_file() still works.
     """
-    off = disable or _the_guard().disable
+    off = disable or _guard.disable
     # The handler may interrupt this very thread inside disable() or logging, with
     # their locks held. A SimpleQueue is the one that a handler may put into.
     arrived: queue.SimpleQueue[int] = queue.SimpleQueue()

@@ -6,6 +6,7 @@ SPDX-License-Identifier: BSD-3-Clause
 
 import logging
 import math
+import os
 import shutil
 import warnings
 from fractions import Fraction
@@ -567,6 +568,17 @@ else:
         ("CODE_DIR", "/nowhere"),
         ("UNTESTED", "yes"),
         ("BF16", "fast"),
+        ("GUARD", "maybe"),
+        ("DEADLINE_FACTOR", "0"),
+        ("DEADLINE_FACTOR", "nan"),
+        ("DEADLINE_FLOOR_MS", "soon"),
+        ("DEADLINE_FLOOR_MS", "-1"),
+        ("ON_HANG", "panic"),
+        ("COOLDOWN_S", "inf"),
+        ("SELFTEST", "yes"),
+        ("VERIFY", "2"),
+        ("VERIFY", "1/0"),
+        ("VERIFY", "1/x"),
     ],
 )
 def test_a_malformed_setting_gives_one_warning_and_the_default(caplog, name, value):
@@ -581,6 +593,28 @@ def test_a_malformed_setting_gives_one_warning_and_the_default(caplog, name, val
 def test_bf16_settings(value):
     read = _config.read({"FLASH_ATTN_ROCM_BF16": value})
     assert read.bf16 == (value.strip().lower() or "auto")
+
+
+@pytest.mark.parametrize(
+    ("value", "every"), [("1/100", 100), ("1 / 7", 7), ("1", 1), ("0", 0), ("", 0)]
+)
+def test_verify_takes_one_in_n(value, every):
+    assert _config.read({"FLASH_ATTN_ROCM_VERIFY": value}).verify == every
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder", "given"),
+    [
+        ({"FLASH_ATTN_ROCM_CACHE_DIR": "/a/b"}, "/a/b", True),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/flash_attn_rocm", False),
+        ({"XDG_CACHE_HOME": "relative"}, "~/.cache/flash_attn_rocm", False),
+        ({}, "~/.cache/flash_attn_rocm", False),
+    ],
+)
+def test_state_lies_in_the_users_cache_or_where_it_was_said(environ, folder, given):
+    read = _config.read(environ)
+    assert read.cache_dir == os.path.expanduser(folder)
+    assert read.cache_dir_given is given
 
 
 @needs_simulator

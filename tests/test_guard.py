@@ -242,7 +242,7 @@ class TestSwitch:
 
     def test_our_own_functions_refuse(self, inputs):
         fa.disable("too hot")
-        with pytest.raises(FlashAttnError, match="disable.*too hot"):
+        with pytest.raises(FlashAttnError, match=r"disable.*too hot"):
             fa.attention(*inputs)
 
     def test_a_compiled_function_follows_the_switch(self, inputs):

@@ -155,7 +155,7 @@ def test_watch_floor_calls_what_it_was_given_and_says_why():
 
 def test_watch_floor_disables_unless_told_otherwise(monkeypatch):
     guard = Guard()
-    monkeypatch.setattr(_switch, "_the_guard", lambda: guard)
+    monkeypatch.setattr(_switch, "_guard", guard)
     with watch_floor(2.0, 0.1, status=falling()):
         soon(lambda: guard.switch.off)
     assert "below the floor" in guard.switch.why
@@ -366,7 +366,7 @@ def test_another_thread_than_the_main_one_is_refused(usr1):
 def process():
     """Enabled afterwards, whatever happens."""
     yield
-    _switch._the_guard().enable()
+    _switch._guard.enable()
 
 
 def call():

@@ -245,7 +245,12 @@ static fa_status make_station(fa_guard *g, const fa_driver *driver,
     if (complaint.text[0] != '\0') {
         memcpy(s->breaker.complaint, complaint.text, sizeof complaint.text);
     }
-    s->next = NULL;
+    if (s->breaker.complaint[0] != '\0') {
+        (void)fprintf(stderr,
+                      "flash_attn_rocm: state is not kept on disk as it should "
+                      "be: %s\n",
+                      s->breaker.complaint);
+    }
     *out = s;
     return FA_OK;
 }
