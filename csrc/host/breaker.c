@@ -194,18 +194,12 @@ void fa_breaker_trip(fa_breaker *b, ptrdiff_t row, int64_t cooldown_ns,
 
 void fa_breaker_reset(fa_breaker *b, const char *kernel)
 {
-    size_t removed = 0;
-    fa_error error;
     (void)pthread_mutex_lock(&b->lock);
     for (ptrdiff_t row = 0; row < FA_VARIANT_COUNT; row++) {
         if (kernel == NULL || strcmp(kernel, fa_variants[row].symbol) == 0) {
             b->entry[row] = (fa_store_entry){.failures = 0};
             set(b, row, FA_BREAKER_CLOSED);
         }
-    }
-    if (b->dir != NULL &&
-        fa_store_reset(b->dir, kernel, &removed, &error) != FA_OK) {
-        memcpy(b->complaint, error.text, sizeof b->complaint);
     }
     (void)pthread_mutex_unlock(&b->lock);
 }

@@ -812,7 +812,15 @@ fa_status fa_guard_trip(fa_guard *g, fa_backend backend, int32_t device,
 
 void fa_guard_reset(fa_guard *g, const char *kernel)
 {
+    fa_error ignored; /* what the disk refuses, its next user complains of */
+    size_t removed = 0;
     for (fa_station *s = atomic_load(&g->first); s != NULL; s = s->next) {
         fa_breaker_reset(&s->breaker, kernel);
+    }
+    /* Also what devices left there that nobody has asked for yet. */
+    for (int i = 0; i < 2; i++) {
+        if (g->dir[i] != NULL) {
+            (void)fa_store_reset(g->dir[i], kernel, &removed, &ignored);
+        }
     }
 }

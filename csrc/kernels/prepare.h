@@ -200,7 +200,8 @@ static FA_DEVICE fa_global_in fa_row_at(const FA_CONSTANT fa_view *view,
 
 /* -- a query's weights ----------------------------------------------------- */
 
-/* From here on half a unit in the last place of LSE moves P by a percent. */
+/* From here on half a unit in the last place of a float LSE moves P by a
+ * percent. */
 #define FA_BIG_LSE 1e5f
 
 /* FA_SHIFT and FA_BIAS of query `at`.  The shift is close to LSE in units of
@@ -225,7 +226,7 @@ static FA_DEVICE void fa_set_weight(FA_GLOBAL Number *to, fa_args_in a,
     low = fa_fma(lse, log2_e, -high) + lse * log2_e_low + low * log2_e;
     if (!has_low && fa_abs(high) > (Number)FA_BIG_LSE) {
         /* The upper end of what lse may have been, or P is above 1. */
-        low += fa_abs(high) * (Number)0x1p-23f;
+        low += fa_abs(high) * (Number)(IS_DOUBLE ? 0x1p-52 : 0x1p-23);
     }
     if (!(scale_log2 > (Number)0x1p-60f && shift - shift == 0)) {
         shift = 0;
