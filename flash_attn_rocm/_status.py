@@ -86,7 +86,10 @@ _WHY = {
     Reason.FLASH_DISABLED: "flash attention is disabled (for example sdpa_kernel)",
     Reason.SUBCLASS: "an argument is a tensor subclass, or a torch function mode is on",
     Reason.NESTED: "an argument is a nested tensor",
-    Reason.CAUSAL_BIAS: "attn_mask is a CausalBias, which dispatches itself",
+    Reason.CAUSAL_BIAS: (
+        "attn_mask is a CausalBias: torch unpacks it and calls again, which may "
+        "run fused (this one is counted as a fallback too)"
+    ),
     Reason.FUNCTORCH: "a functorch transform (vmap, grad, jvp) is active",
     Reason.FORWARD_AD: "forward-mode AD is active",
     Reason.TRACE: "a graph is being traced",
