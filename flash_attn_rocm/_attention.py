@@ -5,7 +5,7 @@ SPDX-License-Identifier: BSD-3-Clause
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -143,7 +143,7 @@ def attention(
     *,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
-    causal: bool | str = False,
+    causal: Literal[False, "top_left", "bottom_right"] = False,
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,

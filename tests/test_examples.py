@@ -149,14 +149,16 @@ def test_demo_finds_text_where_pydoc_has_no_topics(gpt, monkeypatch):
 
 
 @needs_simulator
-def test_readme_shows_training_with_one_import():
+def test_readme_shows_training_with_one_import_and_attention_by_name():
+    """The second piece of code has its tensors from the first."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert "import flash_attn_rocm.autopatch" in code
-    done = run("-c", code, PYTHONPATH=str(ROOT))
+    training, by_name = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert "import flash_attn_rocm.autopatch" in training
+    assert "flash_attn_rocm.attention(" in by_name
+    done = run("-c", training + by_name, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr
-    dtype, fused = done.stdout.splitlines()
-    assert dtype == "torch.float32"
+    dtype, fused, shape = done.stdout.splitlines()
+    assert dtype == "torch.float32" and by_name.rstrip().endswith(f"# {shape}")
     for kernel in ("fa_fwd_f16", "fa_bwd_kv_f16", "fa_bwd_q_f16"):
         assert kernel in fused
 
