@@ -11,7 +11,7 @@ PYTEST ?= tests
 
 .PHONY: help demo test ctest fuzz sanitize mutate mutate-isa build kernels \
         standin bench-sim bench-overhead bench-accuracy bench-memory \
-        bench-bounds lint format clean distclean
+        bench-bounds bench-features lint format clean distclean
 
 help:
 	@echo 'make demo            trains a GPT on the simulated gfx906, beside stock attention'
@@ -23,7 +23,7 @@ help:
 	@echo 'make kernels         kernels and their table (FA_ARCHS="gfx906;gfx1100" or all)'
 	@echo 'make standin         the same kernels through nvcc for NVIDIA cards'
 	@echo 'make bench-sim       speed of the simulator; also bench-overhead, bench-accuracy,'
-	@echo '                     bench-memory, bench-bounds'
+	@echo '                     bench-memory, bench-bounds, bench-features'
 	@echo 'make mutate          is each wait and barrier of the kernels needed? (15-30 min)'
 	@echo 'make mutate-isa      has each row of the instruction lists a test? (1 min)'
 	@echo 'make lint, format    clang-format, ruff, mypy, hadolint'
@@ -91,6 +91,9 @@ bench-memory: build
 
 bench-bounds: build
 	@$(PY) benchmarks/bounds.py
+
+bench-features: build
+	@$(PY) benchmarks/features.py
 
 mutate: build
 	@$(PY) scripts/mutate.py --json build/mutation.json
