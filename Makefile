@@ -11,7 +11,7 @@ PYTEST ?= tests
 
 .PHONY: help demo test ctest fuzz sanitize mutate mutate-isa build kernels \
         standin bench-sim bench-overhead bench-accuracy bench-memory \
-        bench-bounds bench-features lint format clean distclean
+        bench-bounds bench-features bench-guard lint format clean distclean
 
 help:
 	@echo 'make demo            trains a GPT on the simulated gfx906, beside stock attention'
@@ -23,7 +23,7 @@ help:
 	@echo 'make kernels         kernels and their table (FA_ARCHS="gfx906;gfx1100" or all)'
 	@echo 'make standin         the same kernels through nvcc for NVIDIA cards'
 	@echo 'make bench-sim       speed of the simulator; also bench-overhead, bench-accuracy,'
-	@echo '                     bench-memory, bench-bounds, bench-features'
+	@echo '                     bench-memory, bench-bounds, bench-features, bench-guard'
 	@echo 'make mutate          is each wait and barrier of the kernels needed? (15-30 min)'
 	@echo 'make mutate-isa      has each row of the instruction lists a test? (1 min)'
 	@echo 'make lint, format    clang-format, ruff, mypy, hadolint'
@@ -94,6 +94,9 @@ bench-bounds: build
 
 bench-features: build
 	@$(PY) benchmarks/features.py
+
+bench-guard: build
+	@$(PY) benchmarks/guard.py
 
 mutate: build
 	@$(PY) scripts/mutate.py --json build/mutation.json
