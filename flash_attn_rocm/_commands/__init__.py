@@ -2,7 +2,8 @@
 
 A subcommand's module has the function ``add(commands)``, which adds its parser
 with ``set_defaults(run=...)``; run takes the parsed options and returns the exit
-code: 0 ok, 1 found something, 2 usage or file (one line on stderr).
+code: 0 ok, 1 found something, 2 usage or file (one line on stderr); those of profile
+and run are the script's and the command's.
 
 SPDX-License-Identifier: BSD-3-Clause
 """
@@ -16,10 +17,10 @@ from typing import Callable, NoReturn
 
 from .._errors import FlashAttnError
 from .._version import __version__
-from . import profile
+from . import breaker, doctor, profile, run
 
 NAME = "flash-attn-rocm"
-_MODULES = (profile,)
+_MODULES = (profile, doctor, run, breaker)
 
 
 class _Parser(argparse.ArgumentParser):
