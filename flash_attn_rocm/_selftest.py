@@ -159,12 +159,12 @@ class _Child:
             read = os.read(self._output.fileno(), 65536)
             if not read:
                 return
-            spoke = True
             *whole, self._rest = (self._rest + read).split(b"\n")
             for line in whole:
                 with contextlib.suppress(ValueError):  # what others print
                     facts = json.loads(line)
                     if isinstance(facts, dict):
+                        spoke = True
                         yield facts
 
     def last_words(self) -> str:

@@ -296,6 +296,15 @@ assert b"caught" not in seen
     alone(TERMINAL + steps, script)
 
 
+def test_the_command_has_the_terminal_without_asking_for_it():
+    script = f"""exec {sys.executable} -S -c '
+import os, time
+while os.tcgetpgrp(0) != os.getpgrp(): time.sleep(0.01)
+print("foreground", flush=True)
+'"""
+    alone(TERMINAL + 'until(b"foreground")\nuntil(b"supervisor 0")', script)
+
+
 def test_stopping_the_command_stops_the_job_and_both_go_on():
     script = "read x; echo up; read x; echo read $x"
     steps = """

@@ -110,8 +110,8 @@ told, total, skip = {told}, {total}, int(sys.argv[sys.argv.index("--skip") + 1])
 print("not ours", json.dumps(7), "[]", sep="\\n", flush=True)
 if told.get("start") == "import":
     sys.exit("ImportError: no torch")
-if told.get("start") == "slow":
-    time.sleep(60)
+if told.get("start") in ("slow", "late"):
+    time.sleep(60 if told["start"] == "slow" else 1.5)
 for number in range(skip, total):
     print(json.dumps(dict(begins=str(number))), flush=True)
     what = told.get(number, "passed")
@@ -179,6 +179,13 @@ def test_the_whole_has_a_limit_and_what_it_cut_off_is_not_settled(child):
     assert time.monotonic() - start < 10
 
 
+def test_each_family_has_one_verdict_where_the_end_comes_in_a_forward(child):
+    child(n2="hang")
+    made = verdicts("sim", timeout_s=1.0)
+    assert [v.family for v in made] == [each.name for each in FAMILIES[:6]]
+    assert words(made) == ["passed"] * 2 + ["hung"] + ["failed"] * 3
+
+
 @pytest.mark.parametrize(
     ("start", "detail"),
     [
@@ -191,6 +198,11 @@ def test_a_child_that_does_not_start_says_nothing_of_kernels(child, start, detai
     made = verdicts("sim", timeout_s=3.0 if start == "import" else 1.0)
     assert words(made) == ["failed"] * 6
     assert {(v.detail, v.settled) for v in made} == {(detail, False)}
+
+
+def test_starting_may_take_longer_than_a_family(child):
+    child(start="late")
+    assert words(verdicts("sim", stall_s=0.5)) == ["passed"] * 6
 
 
 def test_an_exit_in_the_middle_of_a_family_is_its_failure(child):
