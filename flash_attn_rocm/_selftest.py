@@ -83,7 +83,8 @@ def _say(**facts: object) -> None:
     print(json.dumps(facts), flush=True)
 
 
-def _test(family: Family, device: str) -> None:
+def _test(family: Family, device: str) -> str:
+    """Says what it finds; returns the verdict."""
     _say(begins=family.name)
     start = time.perf_counter()
     kernels, detail = family.kernels, ""
@@ -97,10 +98,11 @@ def _test(family: Family, device: str) -> None:
         detail = "; ".join(wrong.values())
     found = Verdict(family.name, kernels, verdict, _one_line(detail))
     _say(found=asdict(replace(found, seconds=time.perf_counter() - start)))
+    return verdict
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The child: prints a line for each family, from number --skip on."""
+    """The child: says what it begins and finds, from family number --skip on."""
     parser = argparse.ArgumentParser(prog="python -m flash_attn_rocm._selftest")
     parser.add_argument("--device", default="sim", help="sim, sim:ARCH or a number")
     parser.add_argument("--skip", type=int, default=0, help="families to leave out")
@@ -111,7 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     where = simulate(arch or "gfx906") if simulated else contextlib.nullcontext()
     with where:
         for family in families()[options.skip :]:
-            _test(family, "cpu" if simulated else f"cuda:{int(kind)}")
+            verdict = _test(family, "cpu" if simulated else f"cuda:{int(kind)}")
+            if verdict == "failed" and not simulated:
+                break  # a process may not get rid of a GPU's error
     return 0
 
 

@@ -382,6 +382,12 @@ def test_every_gpu_is_tested_and_not_the_simulator(call, monkeypatch):
     assert "on device 1" in out and "in the simulator" not in out
 
 
+def test_a_gpu_without_code_objects_is_not_tested(call, monkeypatch):
+    monkeypatch.setattr(doctor, "_explained", lambda device: [])
+    code, _, _ = call(facts=but(CARD, devices=(("x", "gfx1030"), ("MI50", "gfx906"))))
+    assert code == 1 and call.asked == ["1"]
+
+
 def test_no_selftest_launches_nothing(call):
     code, out, _ = call("--no-selftest")
     assert (code, call.asked) == (0, []) and "self-test" not in out.replace(

@@ -124,6 +124,8 @@ for number in range(skip, total):
         sys.exit(3)
     found = dict(kernels=["fa_rotary", "x"], verdict=what, detail="", seconds=0.5)
     print(json.dumps(dict(found=found)), flush=True)
+    if what == "failed":
+        sys.exit(0)
 """
 
 
@@ -198,6 +200,24 @@ def test_a_child_that_does_not_start_says_nothing_of_kernels(child, start, detai
     made = verdicts("sim", timeout_s=3.0 if start == "import" else 1.0)
     assert words(made) == ["failed"] * 6
     assert {(v.detail, v.settled) for v in made} == {(detail, False)}
+
+
+def test_a_child_that_ends_after_a_failure_is_followed_by_another(child):
+    child(n1="failed", n3="failed", n5="failed")
+    assert words(verdicts("0")) == ["passed", "failed"] * 3
+
+
+@needs_simulator
+@pytest.mark.parametrize(("device", "count"), [("0", 1), ("sim", len(FAMILIES))])
+def test_on_a_gpu_a_failure_ends_the_child_since_its_error_may_stay(
+    monkeypatch, capfd, device, count
+):
+    def fails(family, device):
+        raise RuntimeError("illegal address")
+
+    monkeypatch.setattr(_selftest_cases, "run", fails)
+    assert _selftest.main(["--device", device]) == 0
+    assert capfd.readouterr().out.count('"found"') == count
 
 
 def test_starting_may_take_longer_than_a_family(child):

@@ -63,8 +63,12 @@ def _run(options: argparse.Namespace) -> int:
         _print_symptom(SYMPTOMS[options.symptom])
     facts = _doctor_facts.gather()
     findings = _doctor.examine(facts)
-    devices = [str(index) for index, _ in enumerate(facts.devices)]
-    if not devices and missing_for("gfx906") is None:
+    devices = [
+        str(index)
+        for index, (_, arch) in enumerate(facts.devices)
+        if arch in facts.code
+    ]
+    if not facts.devices and missing_for("gfx906") is None:
         devices = ["sim"]
     tested = {}
     for device in [] if options.no_selftest or _ops.op is None else devices:
