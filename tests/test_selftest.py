@@ -178,6 +178,7 @@ def test_the_whole_has_a_limit_and_what_it_cut_off_is_not_settled(child):
     made = verdicts("sim", timeout_s=1.5)
     assert words(made) == ["passed"] * 3 + ["hung", "failed", "failed"]
     assert [v.settled for v in made] == [True] * 3 + [False] * 3
+    assert {v.detail for v in made[4:]} == {"not reached within the time of the whole"}
     assert time.monotonic() - start < 10
 
 
