@@ -445,6 +445,7 @@ def test_what_others_may_write_is_neither_read_nor_written(folder, caplog, how):
     run = Runs(verdict="wrong")
     assert ask(folder, run)[0].verdict == "wrong"
     assert run.count == 1 and len(caplog.records) == 1
+    assert ("symbolic link" in caplog.text) == how.startswith("link")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
