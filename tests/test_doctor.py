@@ -174,6 +174,7 @@ def test_rocm_5_6_is_called_slow_and_nothing_else():
     assert found.level == "warn" and "known to be slow" in found.text
     assert "gpuowl #268" in found.text
     assert not re.search("time-?out|hang|wrong", found.text)
+    assert "rocm release" not in {f.name for f in examine(but(CARD, hip="5.7.31921"))}
 
 
 @pytest.mark.parametrize(
