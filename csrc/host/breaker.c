@@ -65,7 +65,6 @@ static void set(fa_breaker *b, ptrdiff_t row, fa_breaker_state state)
 static void look_up(fa_breaker *b, ptrdiff_t row, uint64_t code_hash)
 {
     fa_breaker_state state = FA_BREAKER_CLOSED;
-    b->hash[row] = code_hash;
     for (size_t i = 0; i < b->stored_count; i++) {
         const fa_store_entry *e = &b->stored[i];
         if (e->code_hash == code_hash &&
@@ -91,6 +90,7 @@ fa_status fa_breaker_ask(fa_breaker *b, ptrdiff_t row, uint64_t code_hash,
     if (b->state[row] == FA_BREAKER_UNKNOWN) {
         look_up(b, row, code_hash);
     }
+    b->hash[row] = code_hash; /* unknown if it was opened by hand */
     const fa_store_entry *e = &b->entry[row];
     const int64_t now = now_s();
     /* Before it was opened: somebody set the clock back. */
@@ -196,9 +196,15 @@ void fa_breaker_reset(fa_breaker *b, const char *kernel)
 {
     (void)pthread_mutex_lock(&b->lock);
     for (ptrdiff_t row = 0; row < FA_VARIANT_COUNT; row++) {
-        if (kernel == NULL || strcmp(kernel, fa_variants[row].symbol) == 0) {
+        if ((kernel == NULL || strcmp(kernel, fa_variants[row].symbol) == 0) &&
+            b->state[row] != FA_BREAKER_UNKNOWN) {
             b->entry[row] = (fa_store_entry){.failures = 0};
             set(b, row, FA_BREAKER_CLOSED);
+        }
+    }
+    for (size_t i = 0; i < b->stored_count; i++) { /* of the unknown ones */
+        if (kernel == NULL || strcmp(kernel, b->stored[i].kernel) == 0) {
+            b->stored[i].kernel[0] = '\0';
         }
     }
     (void)pthread_mutex_unlock(&b->lock);

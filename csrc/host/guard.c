@@ -157,6 +157,10 @@ void fa_guard_fork(fa_guard *g, fa_fork when)
         if (when == FA_FORK_CHILD) {
             s->idle = NULL; /* events of the parent's device */
             s->flight = NULL;
+            /* What is tried is tried by the parent's calls. */
+            for (ptrdiff_t row = 0; row < FA_VARIANT_COUNT; row++) {
+                fa_breaker_return(&s->breaker, row);
+            }
         }
     }
     if (when != FA_FORK_BEFORE) {
@@ -442,7 +446,9 @@ fa_status fa_guard_begin(const fa_target *target, const fa_driver *driver,
 {
     fa_guard *g = target->guard;
     const fa_guard_mode mode = g == NULL ? FA_GUARD_OFF : atomic_load(&g->mode);
-    *t = (fa_ticket){.caller_stream = target->stream, .stream = target->stream};
+    *t = (fa_ticket){.caller_stream = target->stream,
+                     .stream = target->stream,
+                     .once = target->once};
     if (mode == FA_GUARD_OFF) {
         return FA_OK;
     }
@@ -450,7 +456,6 @@ fa_status fa_guard_begin(const fa_target *target, const fa_driver *driver,
     t->guard = g;
     t->driver = driver;
     t->device = target->device;
-    t->once = target->once;
     fill_ticket(plan, code_hash, problem, t);
     fa_status status =
         get_station(g, driver, target->device, &t->station, error);
@@ -575,28 +580,33 @@ static void when_missed(fa_guard *g, fa_late *late, int64_t ns)
                   late->abort_on_hang ? "; ending the process" : "");
     if (late->abort_on_hang) {
         /* The culprit is known and on disk; what queued behind it is not to
-         * blame. */
+         * blame.  Other threads may be marking, so the files stay mapped. */
         for (int i = 0; i < 2; i++) {
-            fa_flight_close(g->flight[i]);
+            for (int k = 0; k < FA_FLIGHT_SLOTS && g->flight[i] != NULL; k++) {
+                fa_flight_clear(g->flight[i], k);
+            }
         }
         abort();
     }
 }
 
+static const char device_failed[] = "the device failed while it ran";
+
 static void when_lost(fa_guard *g, fa_late *late, const char *why)
 {
     char text[FA_CAUSE_CHARS];
     (void)g;
-    (void)snprintf(text, sizeof text, "the device failed while it ran: %.120s",
-                   why);
-    trip(&late->ticket, late->ticket.mains, text);
+    (void)snprintf(text, sizeof text, "%s: %.120s", device_failed, why);
+    if (!late->missed) { /* one failure, not two */
+        trip(&late->ticket, late->ticket.mains, text);
+    }
     clear_slots(&late->ticket);
 }
 
-/* A launch failed.  What was launched before it may still run on a stream of
+/* One of these steps failed.  What was launched may still run on a stream of
  * ours, and the caller frees its memory in the order of its own. */
-static fa_status end_failed(fa_ticket *t, fa_status status, int step,
-                            fa_error *error)
+static fa_status end_failed(fa_ticket *t, fa_status status, uint32_t steps,
+                            const char *what, fa_error *error)
 {
     fa_error ignored;
     fa_late *late = t->watched;
@@ -604,11 +614,10 @@ static fa_status end_failed(fa_ticket *t, fa_status status, int step,
     if (status == FA_EDEVICE || status == FA_ELATE) {
         char cause[FA_CAUSE_CHARS];
         (void)snprintf(cause, sizeof cause, "%s: %.160s",
-                       status == FA_ELATE ? "missed its deadline"
-                                          : "launch failed",
+                       status == FA_ELATE ? "missed its deadline" : what,
                        error->text);
         atomic_fetch_add(&t->guard->misses, status == FA_ELATE ? 1 : 0);
-        trip(t, 1U << step, cause);
+        trip(t, steps, cause);
     } else {
         end_probes(t, fa_breaker_return);
     }
@@ -670,7 +679,7 @@ static fa_status wait_for(fa_late *late, fa_counts *counts, fa_error *error)
             events->stream_wait(driver, t->caller_stream, late->behind, error);
     }
     if (status != FA_OK) {
-        return end_failed(t, status, t->count - 1, error);
+        return end_failed(t, status, t->mains, device_failed, error);
     }
     if (over) {
         count_call(t, ns);
@@ -681,6 +690,13 @@ static fa_status wait_for(fa_late *late, fa_counts *counts, fa_error *error)
     note_miss(t, ns, text, sizeof text);
     counts->late = late;
     return fa_fail(error, FA_ELATE, "%s: %s", first_main(t), text);
+}
+
+/* Nobody will know when it is over, nor whether it ran. */
+static void end_unwatched(fa_ticket *t)
+{
+    end_probes(t, fa_breaker_return);
+    clear_slots(t);
 }
 
 static fa_status end_watched(fa_ticket *t, fa_counts *counts, fa_error *error)
@@ -695,7 +711,7 @@ static fa_status end_watched(fa_ticket *t, fa_counts *counts, fa_error *error)
     if (driver->events.event_record(driver, late->behind, t->stream,
                                     t->sync ? error : &ignored) != FA_OK) {
         if (t->sync) { /* nothing can be waited for */
-            return end_failed(t, FA_EDEVICE, t->count - 1, error);
+            return end_failed(t, FA_EDEVICE, t->mains, device_failed, error);
         }
     } else if (t->sync) {
         return wait_for(late, counts, error);
@@ -703,8 +719,7 @@ static fa_status end_watched(fa_ticket *t, fa_counts *counts, fa_error *error)
         return FA_OK;
     }
     atomic_fetch_add(&g->unwatched, 1);
-    end_probes(t, fa_breaker_return);
-    clear_slots(t);
+    end_unwatched(t);
     fa_station_take_back(late);
     return FA_OK;
 }
@@ -713,15 +728,14 @@ fa_status fa_guard_end(fa_ticket *t, fa_status status, int step,
                        fa_counts *counts, fa_error *error)
 {
     counts->late = NULL;
-    if (t->guard == NULL) {
-        return status;
-    }
-    if (status != FA_OK) {
+    if (t->guard != NULL && status != FA_OK) {
         assert(step < t->count);
-        status = end_failed(t, status, step, error);
-    } else if (t->watched != NULL) {
+        status = end_failed(t, status, 1U << step, "launch failed", error);
+    } else if (t->guard != NULL && t->watched != NULL) {
         status = end_watched(t, counts, error);
-    } else {
+    } else if (t->guard != NULL && t->driver->events.event_new != NULL) {
+        end_unwatched(t);
+    } else if (t->guard != NULL) {
         count_call(t, fa_now_ns() - t->start_ns);
     }
     return status != FA_OK && t->once ? FA_EONCE : status;
