@@ -8,6 +8,7 @@
 #include "fake_runtime.h"
 #include "sim/hipsim.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,13 +20,29 @@ EXPORT fake_state fake;
 
 static int context[8]; /* the address of context[i] is device i's context */
 
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what is noted */
+
 static int outcome(const char *call)
 {
-    if (fake.failing_call != NULL && strcmp(fake.failing_call, call) == 0) {
+    const char *failing = fake.failing_call;
+    if (failing != NULL && strcmp(failing, call) == 0 &&
+        fake.failing_after-- <= 0) {
         fake.failing_call = NULL;
         return fake.code;
     }
     return 0;
+}
+
+static void note_op(int what, const void *stream, const void *event)
+{
+    pthread_mutex_lock(&lock);
+    if (fake.ops < FAKE_OPS) {
+        fake.op[fake.ops].what = what;
+        fake.op[fake.ops].stream = stream;
+        fake.op[fake.ops].event = event;
+    }
+    fake.ops++;
+    pthread_mutex_unlock(&lock);
 }
 
 static int load(void **module, const void *image)
@@ -60,6 +77,11 @@ static fake_launch *note_launch(void *function, unsigned x, unsigned y,
                                 unsigned lds_bytes, void *stream, void **params)
 {
     static fake_launch spare;
+    note_op(FAKE_LAUNCH, stream, NULL);
+    if (fake.at_launch != NULL) {
+        fake.at_launch();
+    }
+    pthread_mutex_lock(&lock);
     fake_launch *l =
         fake.launches < FAKE_LAUNCHES ? &fake.launch[fake.launches] : &spare;
     *l = (fake_launch){.symbol = function,
@@ -75,6 +97,11 @@ static fake_launch *note_launch(void *function, unsigned x, unsigned y,
     fake.launches++;
     fake.device_at_launch = fake.device;
     fake.stream = stream;
+    const char *hanging = fake.hanging;
+    if (hanging != NULL && strcmp(hanging, function) == 0) {
+        fake.hangs = true;
+    }
+    pthread_mutex_unlock(&lock);
     return l;
 }
 
@@ -112,9 +139,10 @@ static int event_destroy(void *e)
     return 0;
 }
 
-static int event_record(void *given, const char *call)
+static int event_record(void *given, const void *stream, const char *call)
 {
     event *e = given;
+    note_op(FAKE_RECORD, stream, e);
     fake.records++;
     e->recorded = true;
     e->hung = fake.hangs;
@@ -143,10 +171,13 @@ static int stream_destroy(void *stream)
     return 0;
 }
 
-static int stream_wait(void *stream, const char *call)
+static int stream_wait(void *stream, const void *e, const char *call)
 {
+    note_op(FAKE_WAIT, stream, e);
     fake.waits++;
+    pthread_mutex_lock(&lock);
     fake.waiting = stream;
+    pthread_mutex_unlock(&lock);
     return outcome(call);
 }
 
@@ -174,8 +205,8 @@ BOTH(hipEventCreateWithFlags, cuEventCreate, (void **e, unsigned flags),
      return event_create(e, call))
 BOTH(hipEventDestroy, cuEventDestroy_v2, (void *e), (void)call;
      return event_destroy(e))
-BOTH(hipEventRecord, cuEventRecord, (void *e, void *stream), (void)stream;
-     return event_record(e, call))
+BOTH(hipEventRecord, cuEventRecord, (void *e, void *stream),
+     return event_record(e, stream, call))
 BOTH(hipEventQuery, cuEventQuery, (void *e), return event_query(e, call))
 BOTH(hipStreamCreateWithFlags, cuStreamCreate, (void **s, unsigned flags),
      (void)flags;
@@ -183,8 +214,8 @@ BOTH(hipStreamCreateWithFlags, cuStreamCreate, (void **s, unsigned flags),
 BOTH(hipStreamDestroy, cuStreamDestroy_v2, (void *s), (void)call;
      return stream_destroy(s))
 BOTH(hipStreamWaitEvent, cuStreamWaitEvent, (void *s, void *e, unsigned flags),
-     (void)e;
-     (void)flags; return stream_wait(s, call))
+     (void)flags;
+     return stream_wait(s, e, call))
 BOTH(hipStreamIsCapturing, cuStreamIsCapturing, (void *s, int *status), (void)s;
      *status = fake.capturing; return outcome(call))
 BOTH(hipThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode,
@@ -301,7 +332,9 @@ EXPORT int hipMemsetD32Async(void *data, int value, size_t count, void *stream)
 
 EXPORT int hipGetLastError(void)
 {
+    pthread_mutex_lock(&lock);
     fake.errors_cleared = fake.launches + 1;
+    pthread_mutex_unlock(&lock);
     return 0;
 }
 
@@ -402,7 +435,8 @@ EXPORT int cuCtxGetDevice(int *device)
 
 EXPORT int cuCtxGetCurrent(void **out)
 {
-    *out = fake.device < 0 ? NULL : &context[fake.device];
+    const int device = fake.device;
+    *out = device < 0 ? NULL : &context[device];
     return outcome("cuCtxGetCurrent");
 }
 

@@ -12,7 +12,14 @@
 
 #include <stdbool.h>
 
-enum { FAKE_LAUNCHES = 8, FAKE_TENSORS = 21 };
+enum { FAKE_LAUNCHES = 8, FAKE_TENSORS = 21, FAKE_OPS = 32 };
+
+/* What was put into a stream, in order. */
+typedef struct fake_op {
+    enum { FAKE_LAUNCH, FAKE_RECORD, FAKE_WAIT } what;
+    const void *stream;
+    const void *event; /* of the last two */
+} fake_op;
 
 /* What one launch was given. */
 typedef struct fake_launch {
@@ -37,20 +44,23 @@ typedef struct fake_state {
     const char *arch_r0000;
     int cc_major;
     int cc_minor;
-    const char *failing_call; /* this one returns `code`, once */
+    _Atomic(const char *) failing_call; /* this one returns `code`, once */
+    _Atomic int failing_after;          /* so many calls of it */
     int code;
-    const char *report;     /* hipsimLastReport() */
-    bool slow;              /* loading takes a while, so that threads meet */
-    bool capturing;         /* every stream is */
-    _Atomic bool hangs;     /* events recorded from now on are not over, until
+    const char *report; /* hipsimLastReport() */
+    bool slow;          /* loading takes a while, so that threads meet */
+    bool capturing;     /* every stream is */
+    _Atomic bool hangs; /* events recorded from now on are not over, until
                          * false */
+    _Atomic(const char *) hanging; /* launching this kernel sets `hangs` */
+    void (*at_launch)(void);
     uint64_t deadline_cost; /* of a simulated launch: more than its deadline
                              * is hipErrorLaunchTimeOut */
 
     /* remembered */
-    int device; /* current; -1 is CUDA without a context */
+    _Atomic int device; /* current; -1 is CUDA without a context */
     int device_at_launch;
-    int retained; /* primary contexts held */
+    _Atomic int retained; /* primary contexts held */
     _Atomic int loads;
     _Atomic int unloads;
     _Atomic int lookups;
@@ -66,6 +76,8 @@ typedef struct fake_state {
     void *waiting;       /* the stream of the last one */
     _Atomic int relaxed; /* threads that leave captures alone */
     uint64_t deadline;   /* of the last simulated launch */
+    int ops;             /* in all; the first ones are in `op` */
+    fake_op op[FAKE_OPS];
 } fake_state;
 
 #endif

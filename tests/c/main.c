@@ -258,6 +258,10 @@ int main(int argc, char **argv)
     test_store_damage(&run);
     test_store_kills(&run);
     test_flight(&run);
+    test_latency(&run);
+    test_breaker(&run);
+    test_guard(&run);
+    test_guard_life(&run);
     test_kernels(&run);
     printf("%d passed, %d failed, %d skipped\n", run.passed, run.failed,
            run.skipped);

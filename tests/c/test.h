@@ -88,5 +88,9 @@ void test_store(test_run *run);
 void test_store_damage(test_run *run);
 void test_store_kills(test_run *run);
 void test_flight(test_run *run);
+void test_latency(test_run *run);
+void test_breaker(test_run *run);
+void test_guard(test_run *run);
+void test_guard_life(test_run *run);
 
 #endif
