@@ -749,8 +749,7 @@ void fa_guard_keep(fa_guard *g, fa_late *late, void *const *things,
     if (late == NULL) {
         return;
     }
-    /* Without memory, or a thread, nobody will ever know that the kernel is
-     * over: then its memory stays for good. */
+    /* Without memory for the list its things stay for good. */
     late->things = count == 0 ? NULL : malloc(count * sizeof *things);
     if (late->things != NULL) {
         memcpy(late->things, things, count * sizeof *things);
@@ -760,9 +759,7 @@ void fa_guard_keep(fa_guard *g, fa_late *late, void *const *things,
     if (count != 0) {
         atomic_fetch_add(&g->watch.quarantined, 1);
     }
-    if (count == 0 || late->things != NULL) {
-        (void)fa_watch_add(&g->watch, late);
-    }
+    fa_watch_leave(&g->watch, late);
 }
 
 void fa_guard_reap(fa_guard *g)

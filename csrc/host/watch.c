@@ -194,11 +194,11 @@ void fa_watch_forked(fa_watch *w)
 
 /* -- callers' side ---------------------------------------------------------- */
 
-bool fa_watch_add(fa_watch *w, fa_late *late)
+static bool add(fa_watch *w, fa_late *late, bool anyway)
 {
     (void)pthread_mutex_lock(&w->lock);
     const bool running = w->running || start(w);
-    if (running) {
+    if (running || anyway) {
         atomic_fetch_add(&w->outstanding, 1);
         late->next = w->incoming;
         w->incoming = late;
@@ -208,6 +208,16 @@ bool fa_watch_add(fa_watch *w, fa_late *late)
     }
     (void)pthread_mutex_unlock(&w->lock);
     return running;
+}
+
+bool fa_watch_add(fa_watch *w, fa_late *late)
+{
+    return add(w, late, false);
+}
+
+void fa_watch_leave(fa_watch *w, fa_late *late)
+{
+    (void)add(w, late, true);
 }
 
 void fa_watch_reap(fa_watch *w)

@@ -60,6 +60,9 @@ void fa_watch_forked(fa_watch *watch);
 /* Hands a call over; starts the thread if need be.  False: no thread could be
  * started, and the call is still the caller's. */
 bool fa_watch_add(fa_watch *watch, fa_late *late);
+/* The same for one that must not be lost: without a thread it waits for the next
+ * call's. */
+void fa_watch_leave(fa_watch *watch, fa_late *late);
 /* Releases what belongs to calls that are over. */
 void fa_watch_reap(fa_watch *watch);
 
