@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -47,11 +48,25 @@ bool fault_happened(void)
     return happened;
 }
 
+/* Whether `call` is the one, or one of those, that may fail. */
+static bool is_meant(const char *call)
+{
+    static const char *const memory[] = {"calloc", "malloc", "strdup", "mmap",
+                                         "pthread_create"};
+    if (fault.call == NULL || strcmp(fault.call, call) == 0) {
+        return true;
+    }
+    for (size_t i = 0; i < sizeof memory / sizeof memory[0]; i++) {
+        if (strcmp(fault.call, "memory") == 0 && strcmp(memory[i], call) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static bool fails(const char *call)
 {
-    if (fault.left == 0 ||
-        (fault.call != NULL && strcmp(fault.call, call) != 0) ||
-        --fault.left != 0) {
+    if (fault.left == 0 || !is_meant(call) || --fault.left != 0) {
         return false;
     }
     fault.happened = true;
@@ -76,12 +91,17 @@ FAULTY(DIR *, NULL, fdopendir, (int fd), (fd))
 FAULTY(int, -1, flock, (int fd, int operation), (fd, operation))
 FAULTY(int, -1, fstat, (int fd, struct stat *info), (fd, info))
 FAULTY(int, -1, fsync, (int fd), (fd))
+FAULTY(void *, NULL, malloc, (size_t bytes), (bytes))
 FAULTY(int, -1, mkdir, (const char *path, mode_t mode), (path, mode))
 FAULTY(void *, MAP_FAILED, mmap,
        (void *at, size_t bytes, int access, int flags, int fd, off_t from),
        (at, bytes, access, flags, fd, from))
 FAULTY(int, errno, posix_fallocate, (int fd, off_t from, off_t bytes),
        (fd, from, bytes))
+FAULTY(int, errno, pthread_create,
+       (pthread_t * thread, const pthread_attr_t *attributes,
+        void *(*body)(void *), void *argument),
+       (thread, attributes, body, argument))
 FAULTY(ssize_t, -1, pread, (int fd, void *data, size_t bytes, off_t from),
        (fd, data, bytes, from))
 FAULTY(int, -1, renameat, (int from, const char *old, int to, const char *name),
@@ -89,6 +109,7 @@ FAULTY(int, -1, renameat, (int from, const char *old, int to, const char *name),
 FAULTY(int, -1, sigaction,
        (int number, const struct sigaction *set, struct sigaction *old),
        (number, set, old))
+FAULTY(char *, NULL, strdup, (const char *text), (text))
 FAULTY(int, -1, unlinkat, (int folder, const char *name, int flags),
        (folder, name, flags))
 FAULTY(ssize_t, -1, write, (int fd, const void *data, size_t bytes),

@@ -9,7 +9,8 @@
 #include <stdbool.h>
 
 /* The `nth` call from now on (1: the next) of `call`, or of any (NULL), fails
- * with `error` in errno.  0: none does. */
+ * with `error` in errno.  "memory": of those that ask for memory or a thread.
+ * 0: none does. */
 void fault_set(const char *call, int nth, int error);
 /* Instead of failing, it first calls `before`. */
 void fault_set_before(const char *call, int nth, void (*before)(void *),

@@ -262,6 +262,7 @@ int main(int argc, char **argv)
     test_breaker(&run);
     test_guard(&run);
     test_guard_life(&run);
+    test_memory(&run);
     test_kernels(&run);
     printf("%d passed, %d failed, %d skipped\n", run.passed, run.failed,
            run.skipped);

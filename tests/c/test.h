@@ -92,5 +92,6 @@ void test_latency(test_run *run);
 void test_breaker(test_run *run);
 void test_guard(test_run *run);
 void test_guard_life(test_run *run);
+void test_memory(test_run *run);
 
 #endif

@@ -137,6 +137,7 @@ static int guard_anew(void *context)
     r->fake->hangs = false;
     CHECK(r->run, rig_forward(r, r->call) == FA_OK);
     CHECK(r->run, rig_waits_until_over(r));
+    CHECK(r->run, r->fake->events == 6); /* its own, none of the parent's */
     CHECK(r->run,
           rig_state(r, rig_forward_kernel(), NULL) == FA_BREAKER_CLOSED);
     return r->run->checks_failed - failed;
@@ -147,7 +148,11 @@ static void guard_starts_clean_in_a_forked_child(test_run *run)
     rig *r = rig_open(run, FA_HIP, FA_GUARD_ASYNC, true);
     r->policy.cooldown_ns = 0;
     fa_guard_set(r->guard, &r->policy);
-    CHECK(run, rig_forward(r, r->call) == FA_OK && rig_waits_until_over(r));
+    r->fake->hangs = true; /* so that two are on their way */
+    CHECK(run, rig_forward(r, r->call) == FA_OK);
+    CHECK(run, rig_forward(r, r->call) == FA_OK);
+    r->fake->hangs = false;
+    CHECK(run, rig_waits_until_over(r) && r->fake->events == 4);
     CHECK(run, fa_guard_trip(r->guard, FA_HIP, 0, rig_forward_kernel(), "x",
                              &r->error) == FA_OK);
     r->fake->hangs = true;
@@ -163,7 +168,7 @@ static void guard_starts_clean_in_a_forked_child(test_run *run)
     r->fake->hangs = false;
     CHECK(run, rig_waits_until_over(r) && rig_slots(r, RIG_FLYING) == 0);
     CHECK(run, rig_state(r, rig_forward_kernel(), NULL) == FA_BREAKER_CLOSED);
-    CHECK(run, rig_latency_calls(r, rig_forward_kernel()) == 2);
+    CHECK(run, rig_latency_calls(r, rig_forward_kernel()) == 3);
     rig_close(r);
 }
 
@@ -383,6 +388,12 @@ static void guard_runs_whatever_the_disk_does(test_run *run)
 {
     char text[FA_ERROR_CHARS];
     bool happened = true;
+    rig *one = rig_open(run, FA_NULL, FA_GUARD_SYNC, true);
+    fault_set("mmap", 1, ENODEV);
+    CHECK(run, rig_forward(one, one->call) == FA_OK && fault_happened());
+    complaint_of(one, text);
+    CHECK_TEXT(run, text, "expected to map it, got: ");
+    rig_close(one);
     for (int nth = 1; happened; nth++) {
         rig *r = rig_open(run, FA_NULL, FA_GUARD_SYNC, true);
         /* So that only the guard's own calls are counted. */
