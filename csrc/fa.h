@@ -362,6 +362,10 @@ const char *fa_runtime_sim_library(const fa_runtime *runtime);
 fa_status fa_runtime_load(fa_runtime *runtime, const fa_target *target,
                           uint32_t dtypes, fa_error *error);
 
+/* Makes the device known to target->guard before its first call. */
+fa_status fa_runtime_know(fa_runtime *runtime, const fa_target *target,
+                          fa_error *error);
+
 /* Run `plan`, which was made for `problem` (and `gradients`), on `target`.
  * Outputs must have their memory now, and `workspace` the bytes that the plan
  * asks for, aligned to 16; nothing in it is read before it is written.  On

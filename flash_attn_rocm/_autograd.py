@@ -139,7 +139,7 @@ def _gradients(
     try:
         grads = _launch(arch, *inputs, *rest)
         if _verify.is_due():
-            _verify.check_backward(q, k, v, features, dout, dlse, grads[0])
+            _verify.check_backward(q, k, v, features, dout, dlse, grads)
     except torch.cuda.OutOfMemoryError:
         raise
     except RuntimeError as error:

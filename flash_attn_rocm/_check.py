@@ -43,9 +43,10 @@ from ._torch import (
 
 _DEVICE_WORDS = {
     Reason.UNTESTED: (
-        "no AMD GPU has run these kernels yet; set FLASH_ATTN_ROCM_UNTESTED=1 to be "
-        "the first"
+        "a GPU that was tested (FLASH_ATTN_ROCM_SELFTEST=0 forbids it; "
+        "FLASH_ATTN_ROCM_UNTESTED=1 does without)"
     ),
+    Reason.SELFTEST: "a GPU that passed the self-test (flash-attn-rocm doctor)",
     Reason.CODE_OBJECT: (
         "no code object for this architecture; install again with FA_ARCHS naming it"
     ),

@@ -5,14 +5,14 @@ A malformed value gives one warning and the documented default:
     FLASH_ATTN_ROCM_DEVICE    auto | sim | sim:ARCH | standin | off      auto
     FLASH_ATTN_ROCM_CODE_DIR  folder of code objects     _code in this package
     FLASH_ATTN_ROCM_LOG       debug | info | warning | error        not set up
-    FLASH_ATTN_ROCM_UNTESTED  1 lets kernels run on a real AMD GPU           0
+    FLASH_ATTN_ROCM_UNTESTED  1: AMD GPUs run kernels without a self-test    0
     FLASH_ATTN_ROCM_BF16      auto | strict (bfloat16 in fp32 arithmetic)   auto
     FLASH_ATTN_ROCM_GUARD     off | async | sync: see docs/degradation.md  async
     FLASH_ATTN_ROCM_DEADLINE_FACTOR    times the estimate of a call           50
     FLASH_ATTN_ROCM_DEADLINE_FLOOR_MS  and not sooner than                  2000
     FLASH_ATTN_ROCM_ON_HANG   report | abort, after a missed deadline     report
     FLASH_ATTN_ROCM_COOLDOWN_S  of a breaker that opened once                 60
-    FLASH_ATTN_ROCM_SELFTEST  0: real GPUs run without a self-test             1
+    FLASH_ATTN_ROCM_SELFTEST  0: no self-test, so AMD GPUs run no kernels      1
     FLASH_ATTN_ROCM_VERIFY    1/N: check one call in N with torch ops; 0       0
     FLASH_ATTN_ROCM_CACHE_DIR folder of state    flash_attn_rocm in XDG_CACHE_HOME
 

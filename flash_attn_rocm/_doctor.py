@@ -208,13 +208,29 @@ def _devices(facts: Facts) -> Iterator[Finding]:
                 f"{what}: no code object (there: {there}); stock SDPA answers",
                 f"install again with FA_ARCHS={arch}",
             )
-    if facts.devices and facts.environ.get("FLASH_ATTN_ROCM_UNTESTED") != "1":
+    if not facts.devices:
+        return
+    if facts.environ.get("FLASH_ATTN_ROCM_UNTESTED") == "1":
         yield Finding(
             "untested",
             "warn",
-            "no kernel of this package has run on an AMD card yet, so that none is "
-            "launched unasked",
-            "FLASH_ATTN_ROCM_UNTESTED=1 lets them run, after their self-test",
+            "FLASH_ATTN_ROCM_UNTESTED=1 runs kernels without their self-test, and no "
+            "kernel of this package has run on an AMD card yet",
+            "unset it: the self-test at first use takes a minute, once",
+        )
+    elif facts.environ.get("FLASH_ATTN_ROCM_SELFTEST") == "0":
+        yield Finding(
+            "untested",
+            "warn",
+            "FLASH_ATTN_ROCM_SELFTEST=0: no kernel runs on an AMD GPU untested",
+            "unset it: the self-test at first use takes a minute, once",
+        )
+    else:
+        yield Finding(
+            "untested",
+            "note",
+            "no kernel of this package has run on an AMD card yet; the self-test at "
+            "first use decides what does",
         )
 
 

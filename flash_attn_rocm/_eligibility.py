@@ -24,7 +24,7 @@ from . import _ops
 from ._autograd import absent
 from ._config import code_objects, config, logger
 from ._features import KEEP_ALL, Features, keep_of
-from ._guard import switch
+from ._guard import selftest_passed, switch
 from ._reason import Reason
 from ._shapes import (
     STRIDE_BYTES,
@@ -114,10 +114,23 @@ def _judge_gpu(index: int) -> Reason | None:
         return None if fits else Reason.CODE_OBJECT
     if config.device != "auto" or torch.version.hip is None:
         return Reason.DEVICE
-    if not config.untested:
-        return Reason.UNTESTED
     name = torch.cuda.get_device_properties(index).gcnArchName
-    return None if name.split(":")[0] in present else Reason.CODE_OBJECT
+    if name.split(":")[0] not in present:
+        return Reason.CODE_OBJECT
+    if config.untested:
+        return None
+    if not config.selftest:
+        return Reason.UNTESTED
+    return _judge_by_selftest(index)
+
+
+def _judge_by_selftest(index: int) -> Reason | None:
+    """Run or recall the self-test; kernels that did not pass are never launched."""
+    try:
+        return None if selftest_passed(index) else Reason.SELFTEST
+    except Exception as error:
+        logger.warning("self-test of GPU %d could not run: %s", index, error)
+        return Reason.SELFTEST
 
 
 def gpu_reason(index: int) -> Reason | None:

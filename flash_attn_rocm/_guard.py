@@ -9,11 +9,12 @@ SPDX-License-Identifier: BSD-3-Clause
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
 from typing import Any
 
 from . import _ops
-from ._config import config, logger
+from ._config import code_objects, config, logger
 from ._errors import FlashAttnError
 from ._reason import Reason
 
@@ -148,7 +149,7 @@ def guard_status() -> dict[str, Any]:
         "cooldown_s": policy.cooldown_s,
         "on_hang": policy.on_hang,
         **{name: known.get(name, 0) for name in _COUNTS},
-        "state_dir": config.cache_dir,
+        "state_dir": state_dir(simulated=config.device == "sim"),
         "complaints": [] if _ops.ext is None else _ops.ext.complaints(),
     }
 
@@ -173,14 +174,17 @@ def latency_list() -> list[dict[str, Any]]:
     return [dict(zip(_LATENCY, row)) for row in rows]
 
 
-def trip(device: str, kernel: str, cause: str) -> None:
+def trip(device: str, kernel: str, cause: str, cooldown_s: float | None = None) -> None:
     """Open the breaker of a kernel on a device such as "sim" or "hip:0".
+
+    Args:
+        cooldown_s: rests at least so long; None: as configure() says.
 
     Raises:
         FlashAttnError: no such kernel, or no call on that device yet.
     """
     try:
-        _ops.ext.breaker_trip(device, kernel, cause)
+        _ops.ext.breaker_trip(device, kernel, cause, cooldown_s)
     except (TypeError, ValueError) as error:
         raise FlashAttnError(str(error)) from None
 
@@ -189,6 +193,54 @@ def reset(kernel: str | None = None) -> None:
     """Close the breaker of a kernel, or all, on every device and on disk."""
     if _ops.ext is not None:
         _ops.ext.breaker_reset(kernel)
+
+
+# A kernel that failed its self-test is not tried again in this process.
+_FOR_GOOD_S = 10.0 * 365 * 24 * 3600
+
+
+def selftest_passed(index: int) -> bool:
+    """Run or recall the self-test of GPU `index`, and open the breakers it calls for.
+
+    Returns:
+        Whether anything is left to run: False where it did not come to an end, or no
+        family of kernels passed.
+    """
+    from . import _selftest  # imports torch.nn.attention and more, for real GPUs alone
+
+    name = "standin" if config.device == "standin" else "hip"
+    device = f"{name}:{index}"
+    _ops.ext.guard_device(1, index, None)
+    identity = dict(_ops.ext.identities())[device]
+    logger.info(
+        "self-test of %s (%s), once for this driver and build", device, identity
+    )
+    verdicts = _selftest.ensure(
+        identity,
+        _hash_of_code(),
+        state_dir(simulated=False),
+        lambda: _selftest.verdicts(str(index)),
+    )
+    bad = [verdict for verdict in verdicts if verdict.verdict != "passed"]
+    for verdict in bad:
+        logger.warning(
+            "self-test of %s on %s: %s %s",
+            *(verdict.family, device, verdict.verdict, verdict.detail),
+        )
+        for kernel in verdict.kernels:
+            cause = f"self-test: {verdict.verdict} {verdict.detail}"
+            trip(device, kernel, cause, _FOR_GOOD_S)
+    return len(bad) < len(verdicts)
+
+
+def _hash_of_code() -> str:
+    """One for the code objects, whose bytes it stands for."""
+    digest = hashlib.sha256()
+    for names in code_objects(config.code_dir).values():
+        for name in names:
+            with open(os.path.join(config.code_dir, name), "rb") as file:
+                digest.update(file.read())
+    return digest.hexdigest()
 
 
 def _start() -> None:

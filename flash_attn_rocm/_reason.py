@@ -40,7 +40,7 @@ class Reason(str, Enum):
     SIZE = "size"  # above a launch limit
     # Where it should run.
     DEVICE = "device"  # no kernels for this device, or tensors on several
-    UNTESTED = "untested"  # an AMD GPU without FLASH_ATTN_ROCM_UNTESTED=1
+    UNTESTED = "untested"  # an AMD GPU with FLASH_ATTN_ROCM_SELFTEST=0
     CODE_OBJECT = "code_object"  # none for this architecture
     SELFTEST = "selftest"  # an AMD GPU whose self-test did not pass
     # It was tried, now or earlier.

@@ -117,7 +117,10 @@ _WHY = {
         "no kernels run on this device (CPU tensors: inside simulate(), or with "
         "FLASH_ATTN_ROCM_DEVICE=sim)"
     ),
-    Reason.UNTESTED: "an AMD GPU needs FLASH_ATTN_ROCM_UNTESTED=1",
+    Reason.UNTESTED: (
+        "FLASH_ATTN_ROCM_SELFTEST=0 leaves this AMD GPU untested; "
+        "FLASH_ATTN_ROCM_UNTESTED=1 runs kernels on it all the same"
+    ),
     Reason.CODE_OBJECT: "no code object for this architecture",
     Reason.SELFTEST: "this GPU did not pass the self-test; see flash-attn-rocm doctor",
     Reason.FAILED: "the fused call failed; the log has the error",

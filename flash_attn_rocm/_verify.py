@@ -1,11 +1,11 @@
 """FLASH_ATTN_ROCM_VERIFY=1/N: one fused result in N is compared with torch's math.
 
-A block of query rows of all heads is computed again in float64, forward and dQ, and
-each element has to lie within a bound on what rounding can do, eight times what
-the kernels are tested to need. A kernel that passes its tests and still gives a wrong
-number on a card is the card's fault, or the compiler's: its breaker opens, and the
-stock function answers the call. Calls with a NaN or infinity in q, k or v are left
-to the stock function too, and counted.
+A block of query rows of all heads is computed again in float64, and of a backward all
+of a small call or one head of a large one; each element has to lie within a bound on
+what rounding can do, four times what it was seen to do. A kernel that passes its tests
+and still gives a wrong number on a card is the card's fault, or the compiler's: its
+breaker opens, and the stock function answers the call. Calls with a NaN or infinity in
+q, k or v are left to the stock function too, and counted.
 
 SPDX-License-Identifier: BSD-3-Clause
 """
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ._config import config
 from ._errors import FlashAttnError, LaunchFailure
-from ._features import Features
+from ._features import TENSORS, Features
 from ._guard import trip
 from ._reason import Reason
 from ._scores import weights_of
@@ -30,13 +30,24 @@ from ._scores import weights_of
 # they are.
 _ELEMENTS = 2**20
 _ROWS = 16
-_MARGIN = 8.0
+# Scores of a call, or of one of its heads, whose dK and dV are computed again.
+_WHOLE = 2**22
+_MARGIN = 4.0
 # Weights and results of 16-bit types are rounded to them; scores are of float32.
 _ULP = {
     torch.float16: 2.0**-11,
     torch.bfloat16: 2.0**-8,
     torch.float32: 2.0**-23,
     torch.float64: 2.0**-52,
+}
+
+
+# Weights below this may be 0, since the largest of a row is 1.
+_LOST = {
+    torch.float16: 2.0**-24,
+    torch.bfloat16: 2.0**-24,
+    torch.float32: 2.0**-126,
+    torch.float64: 2.0**-1000,
 }
 
 
@@ -99,6 +110,16 @@ def _rows_of(q: Tensor, k: Tensor) -> slice:
     return slice(begin, begin + count)
 
 
+def _all_rows(q: Tensor, k: Tensor) -> list[slice] | None:
+    """All rows in blocks; None if those are too many scores."""
+    batch, heads, seqlen_q, _ = q.shape
+    row = max(batch * heads * k.size(2), 1)
+    if seqlen_q * row > _WHOLE:
+        return None
+    step = max(1, _ELEMENTS // row)
+    return [slice(at, min(at + step, seqlen_q)) for at in range(0, seqlen_q, step)]
+
+
 def _by_group(tensor: Tensor, rows: slice, heads_k: int) -> Tensor:
     """Rows of a (B, H, Sq, n) as (B, Hk, r, n), in float64."""
     block = tensor[:, :, rows].double()
@@ -108,18 +129,20 @@ def _by_group(tensor: Tensor, rows: slice, heads_k: int) -> Tensor:
 class _Block:
     """The reference for a block of rows."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, features: Features) -> None:
-        self.rows, self.heads_k = _rows_of(q, k), k.size(1)
-        self.k, self.v = k.double(), v.double()
-        rows = self.of(q)
-        self.weights = weights_of(features, q.shape, rows, self.k, self.rows)
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, features: Features, rows: slice
+    ) -> None:
+        self.rows, self.heads_k = rows, k.size(1)
+        self.q, self.k, self.v = self.of(q), k.double(), v.double()
+        self.weights = weights_of(features, q.shape, self.q, self.k, rows)
         self.p, self.dropout = self.weights.p, self.weights.dropout
         # An error of a score is one of its weight: relative, by so many units.
-        norms = rows.norm(dim=-1, keepdim=True) * self.k.norm(dim=-1).amax(
+        norms = self.q.norm(dim=-1, keepdim=True) * self.k.norm(dim=-1).amax(
             -1, keepdim=True
         ).unsqueeze(-1)
         ulp = 2.0**-52 if q.dtype is torch.float64 else 2.0**-23
-        self.unit = _ULP[q.dtype] + ulp * (1.0 + abs(features.scale) * norms)
+        unit = _ULP[q.dtype] + ulp * (1.0 + abs(features.scale) * norms)
+        self.of_p = unit * self.p + _LOST[q.dtype]  # what rounding does to a weight
 
     def of(self, tensor: Tensor) -> Tensor:
         return _by_group(tensor, self.rows, self.heads_k)
@@ -135,8 +158,9 @@ def _tiny(dtype: torch.dtype) -> float:
     )
 
 
-def _differs(got: Tensor, want: Tensor, unit: Tensor, size: Tensor) -> bool:
-    bound = _MARGIN * unit * size + _tiny(got.dtype)
+def _differs(got: Tensor, want: Tensor, size: Tensor) -> bool:
+    """Whether an element is off by more than rounding can do, which is like `size`."""
+    bound = _MARGIN * size + _tiny(got.dtype)
     largest = torch.finfo(got.dtype).max
     beyond = want.abs() + bound > largest  # rounding may or may not overflow
     wrong = ~((got.double() - want).abs() <= bound) & ~beyond
@@ -184,11 +208,29 @@ def check_forward(
         _state.nonfinite += 1
         raise Rejected(Reason.NONFINITE, "q, k or v has a NaN or an infinity")
     _state.checked += 1
-    block = _Block(q, k, v, features)
+    block = _Block(q, k, v, features, _rows_of(q, k))
     p = block.dropped(block.p)
-    got = _by_group(out, block.rows, block.heads_k).to(out.dtype)
-    if _differs(got, p @ block.v, block.unit, p @ block.v.abs()):
+    got = block.of(out).to(out.dtype)
+    if _differs(got, p @ block.v, block.dropped(block.of_p) @ block.v.abs()):
         _refuse("the output", q)
+
+
+def _one_head(
+    tensors: list[Tensor | None], heads_k: int, features: Features
+) -> list[Tensor | None]:
+    """The same of one batch and head of keys, where features allow to cut them out."""
+    if any(t is not None for t in features[:TENSORS]) or features.dropout_p:
+        return tensors
+    first = next(t for t in tensors if t is not None)
+    batch, head = (_state.choice.randrange(n) for n in (first.size(0), heads_k))
+    cut: list[Tensor | None] = []
+    for tensor in tensors:
+        if tensor is not None:
+            group = tensor.size(1) // heads_k
+            heads = slice(head * group, (head + 1) * group)
+            tensor = tensor[batch : batch + 1, heads]
+        cut.append(tensor)
+    return cut
 
 
 @torch.no_grad()
@@ -198,32 +240,66 @@ def check_backward(
     v: Tensor,
     features: Features,
     dout: Tensor,
-    dlse: Any,
-    dq: Any,
+    dlse: Tensor | None,
+    grads: tuple[Tensor | None, ...],
 ) -> None:
-    """Compare a block of rows of `dq`, if there is one.
+    """Compare dQ, dK and dV, as far as they are there.
+
+    All of a call of at most 4 million scores; else of one head, if that has no more
+    and nothing but causal mask and window; else a block of rows of dQ.
 
     Raises:
-        Rejected: it is wrong.
+        Rejected: one is wrong.
     """
-    if dq is None or not _is_served(q, k, v) or not _all_finite(q, k, v, dout):
+    if not _is_served(q, k, v) or not _all_finite(q, k, v, dout):
         return
     _state.checked += 1
-    block = _Block(q, k, v, features)
-    p, do = block.p, block.of(dout)
+    parts: list[Any] = [q, k, v, dout, dlse, *grads[:3]]
+    if _all_rows(q, k) is None:
+        parts = _one_head(parts, k.size(1), features)
+    q, k, v, dout, dlse, dq, dk, dv = parts
+    rows = _all_rows(q, k)
+    want_k, want_v = (torch.zeros_like(t, dtype=torch.float64) for t in (k, v))
+    size_k, size_v = torch.zeros_like(want_k), torch.zeros_like(want_v)
+    scale = features.scale
+    for some in [_rows_of(q, k)] if rows is None else rows:
+        block = _Block(q, k, v, features, some)
+        p, do = block.p, block.of(dout)
+        ds, error = _score_gradient(block, do, dlse)
+        size = abs(scale) * error
+        if dq is not None and _differs(
+            block.of(dq).to(dq.dtype), scale * ds @ block.k, size @ block.k.abs()
+        ):
+            _refuse("dq", q)
+        p = block.dropped(p)
+        want_k += scale * ds.mT @ block.q
+        size_k += size.mT @ block.q.abs()
+        want_v += p.mT @ do
+        size_v += block.dropped(block.of_p).mT @ do.abs()
+    if rows is None:
+        return
+    for name, got, want, bound in (
+        ("dk", dk, want_k, size_k),
+        ("dv", dv, want_v, size_v),
+    ):
+        if got is not None and _differs(got, want, bound):
+            _refuse(name, q)
+
+
+def _score_gradient(
+    block: _Block, do: Tensor, dlse: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """dS of a block, and what its rounding is relative to."""
+    p = block.p
     dp = block.dropped(do @ block.v.mT)
-    mean = (p * dp).sum(-1, keepdim=True)
-    error = block.dropped(do.abs() @ block.v.abs().mT)
-    error = p * (error + (p * error).sum(-1, keepdim=True))
-    e = dp - mean
+    size = block.dropped(do.abs() @ block.v.abs().mT)
+    e = dp - (p * dp).sum(-1, keepdim=True)
+    size = size + (p * size).sum(-1, keepdim=True)
     if dlse is not None:
-        lse_rows = block.of(dlse.unsqueeze(-1))
-        e, error = e + lse_rows, error + p * lse_rows.abs()
+        of_lse = block.of(dlse.unsqueeze(-1))
+        e, size = e + of_lse, size + of_lse.abs()
+    size = block.of_p * size
     ds = p * e
     if block.weights.slope is not None:
         ds = ds * block.weights.slope
-    scale = features.scale
-    want, size = scale * (ds @ block.k), abs(scale) * (error @ block.k.abs())
-    got = _by_group(dq, block.rows, block.heads_k).to(dq.dtype)
-    if _differs(got, want, block.unit, size):
-        _refuse("dq", q)
+    return ds, size

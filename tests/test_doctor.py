@@ -40,7 +40,7 @@ CARD = Facts(
     compilers=("/usr/bin/clang-15",),
     code=CODE,
     simulator=True,
-    environ={"FLASH_ATTN_ROCM_UNTESTED": "1"},
+    environ={},
     sensors=(Sensor("junction", 60.0, 100.0),),
     kernel_log=(),
 )
@@ -121,10 +121,16 @@ def test_nothing_is_claimed_of_a_card():
             *("device", "warn", "after 3 restarts"),
         ),
         (
-            {"environ": {"FLASH_ATTN_ROCM_UNTESTED": "0"}},
+            {"environ": {"FLASH_ATTN_ROCM_UNTESTED": "1"}},
             "untested",
             "warn",
-            "no kernel",
+            "without their self-test",
+        ),
+        (
+            {"environ": {"FLASH_ATTN_ROCM_SELFTEST": "0"}},
+            "untested",
+            "warn",
+            "untested",
         ),
     ],
 )

@@ -80,17 +80,40 @@ def sdpa_sees(*inputs):
     assert fa.last_call().reason is Reason.FUSED
 
 
-def test_a_wrong_dq_is_found():
-    q, k, v = qkv(1, 2, 70, 64, dtype=torch.float16)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("wrong", range(3), ids=["dq", "dk", "dv"])
+def test_a_wrong_gradient_is_found(wrong, causal):
+    q, k, v = qkv(1, 4, 70, 64, heads_k=2)
     leaves = [t.clone().requires_grad_() for t in (q, k, v)]
-    out = F.scaled_dot_product_attention(*leaves)
+    out = F.scaled_dot_product_attention(*leaves, is_causal=causal, enable_gqa=True)
     dout = torch.randn_like(out)
-    (dq,) = torch.autograd.grad(out, leaves[:1], dout)
-    features = Features(scale=0.125)
-    _verify.check_backward(q, k, v, features, dout, None, dq)
-    dq[0, 0, 69, 63] += 0.5
-    with pytest.raises(_verify.Rejected):
-        _verify.check_backward(q, k, v, features, dout, None, dq)
+    grads = torch.autograd.grad(out, leaves, dout)
+    features = Features(scale=0.125, causal=int(causal))
+    _verify.check_backward(q, k, v, features, dout, None, grads)
+    grads[wrong][0, 0, 69, 63] += 0.5
+    with pytest.raises(_verify.Rejected, match=["dq", "dk", "dv"][wrong]):
+        _verify.check_backward(q, k, v, features, dout, None, grads)
+
+
+def test_of_a_large_call_one_head_is_looked_at(monkeypatch):
+    """Each wrong head is found sooner or later, also where a call has too many."""
+    monkeypatch.setattr(_verify, "_WHOLE", 2 * 70 * 70)
+    q, k, v = qkv(2, 4, 70, 64, heads_k=2)
+    leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+    out = F.scaled_dot_product_attention(*leaves, enable_gqa=True)
+    dout = torch.randn_like(out)
+    grads = torch.autograd.grad(out, leaves, dout)
+    call = (q, k, v, Features(scale=0.125), dout, None)
+    for batch, head in ((0, 1), (1, 0)):
+        dv = grads[2].clone()
+        dv[batch, head, 5, 7] += 0.5
+        found = 0
+        for _ in range(60):
+            try:
+                _verify.check_backward(*call, (*grads[:2], dv))
+            except _verify.Rejected:
+                found += 1
+        assert 0 < found < 60
 
 
 def test_flipped_bits_of_lds_are_found_and_not_delivered():

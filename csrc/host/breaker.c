@@ -142,11 +142,15 @@ static int64_t cooldown_s(int64_t first_ns, uint32_t failures)
 {
     const uint32_t doublings =
         failures - 1 < DOUBLINGS_MAX ? failures - 1 : DOUBLINGS_MAX;
-    int64_t seconds = (first_ns + ns_per_s - 1) / ns_per_s;
-    for (uint32_t i = 0; i < doublings && seconds < COOLDOWN_MAX_S; i++) {
+    const int64_t first = (first_ns + ns_per_s - 1) / ns_per_s;
+    const int64_t most = first > COOLDOWN_MAX_S ? first : COOLDOWN_MAX_S;
+    int64_t seconds = first;
+    for (uint32_t i = 0; i < doublings && seconds < most; i++) {
         seconds *= 2;
     }
-    return seconds < COOLDOWN_MAX_S ? seconds : COOLDOWN_MAX_S;
+    seconds = seconds < most ? seconds : most;
+    /* It began within a second, not at its start. */
+    return seconds == 0 ? 0 : seconds + 1;
 }
 
 /* One failure more. */
@@ -194,6 +198,8 @@ void fa_breaker_trip(fa_breaker *b, ptrdiff_t row, int64_t cooldown_ns,
 
 void fa_breaker_reset(fa_breaker *b, const char *kernel)
 {
+    size_t removed = 0;
+    fa_error error;
     (void)pthread_mutex_lock(&b->lock);
     for (ptrdiff_t row = 0; row < FA_VARIANT_COUNT; row++) {
         if ((kernel == NULL || strcmp(kernel, fa_variants[row].symbol) == 0) &&
@@ -206,6 +212,10 @@ void fa_breaker_reset(fa_breaker *b, const char *kernel)
         if (kernel == NULL || strcmp(kernel, b->stored[i].kernel) == 0) {
             b->stored[i].kernel[0] = '\0';
         }
+    }
+    if (b->dir != NULL &&
+        fa_store_reset(b->dir, kernel, &removed, &error) != FA_OK) {
+        memcpy(b->complaint, error.text, sizeof b->complaint);
     }
     (void)pthread_mutex_unlock(&b->lock);
 }

@@ -66,7 +66,7 @@ void fa_breaker_trip(fa_breaker *breaker, ptrdiff_t row, int64_t cooldown_ns,
 void fa_breaker_blame(const char *dir, const char *identity, const char *kernel,
                       uint64_t code_hash, int64_t cooldown_ns,
                       const char *cause);
-/* Closes the row with this symbol, or all (NULL); the disk is left alone. */
+/* Closes the row with this symbol, or all (NULL), also on disk. */
 void fa_breaker_reset(fa_breaker *breaker, const char *kernel);
 
 /* Copies the complaint, which may be "". */

@@ -798,18 +798,27 @@ bool fa_guard_station(fa_guard *g, size_t index, fa_backend *backend,
     return true;
 }
 
+fa_status fa_guard_know(fa_guard *g, const fa_driver *driver, int32_t device,
+                        fa_error *error)
+{
+    fa_station *ignored = NULL;
+    return get_station(g, driver, device, &ignored, error);
+}
+
 fa_status fa_guard_trip(fa_guard *g, fa_backend backend, int32_t device,
-                        const char *kernel, const char *cause, fa_error *error)
+                        const char *kernel, const char *cause,
+                        int64_t cooldown_ns, fa_error *error)
 {
     bool found = false;
-    const int64_t cooldown_ns = atomic_load(&g->cooldown_ns);
+    const int64_t ns =
+        cooldown_ns < 0 ? atomic_load(&g->cooldown_ns) : cooldown_ns;
     for (fa_station *s = atomic_load(&g->first); s != NULL; s = s->next) {
         if (s->driver->backend != backend || s->device != device) {
             continue;
         }
         for (ptrdiff_t row = 0; row < FA_VARIANT_COUNT; row++) {
             if (strcmp(fa_variants[row].symbol, kernel) == 0) {
-                fa_breaker_trip(&s->breaker, row, cooldown_ns, cause);
+                fa_breaker_trip(&s->breaker, row, ns, cause);
                 found = true;
             }
         }

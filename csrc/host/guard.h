@@ -124,10 +124,15 @@ bool fa_guard_station(fa_guard *guard, size_t index, fa_backend *backend,
                       int32_t *device, fa_breaker **breaker,
                       const fa_latency **latency);
 
+/* Makes a device known before its first call; it is current. */
+fa_status fa_guard_know(fa_guard *guard, const fa_driver *driver,
+                        int32_t device, fa_error *error);
 /* Opens the breaker of a kernel, on every device known that `backend` and
- * `device` name, for a reason of the caller's.  FA_EINVAL: no such. */
+ * `device` name, for a reason of the caller's and for at least `cooldown_ns`;
+ * negative: as the policy has it.  FA_EINVAL: no such. */
 fa_status fa_guard_trip(fa_guard *guard, fa_backend backend, int32_t device,
-                        const char *kernel, const char *cause, fa_error *error);
+                        const char *kernel, const char *cause,
+                        int64_t cooldown_ns, fa_error *error);
 /* Closes it, or all (NULL), on all devices and on disk. */
 void fa_guard_reset(fa_guard *guard, const char *kernel);
 

@@ -209,6 +209,22 @@ fa_status fa_runtime_load(fa_runtime *runtime, const fa_target *target,
     return status;
 }
 
+fa_status fa_runtime_know(fa_runtime *runtime, const fa_target *target,
+                          fa_error *error)
+{
+    fa_driver *driver = NULL;
+    fa_scope scope;
+    fa_status status = enter(runtime, target, &driver, &scope, error);
+    if (status != FA_OK) {
+        return status;
+    }
+    if (target->guard != NULL) {
+        status = fa_guard_know(target->guard, driver, target->device, error);
+    }
+    driver->leave(driver, &scope);
+    return status;
+}
+
 /* No kernel writes what lies between the parts of the residue and behind them,
  * but results repeat to the bit, all of them. */
 static fa_status clear_gaps(const fa_driver *driver, const fa_target *target,

@@ -15,10 +15,14 @@
  *        "device" or "other"; "" if it did not."
  *   def breakers() -> [(device, kernel, half_open, failures, retry_in_s, cause)]:
  *       "Those that are not closed; device as "sim", "hip:0"."
- *   def breaker_trip(device, kernel, cause):
+ *   def guard_device(device_type, device_index, arch):
+ *       "Make a device known before its first call.  Raises RuntimeError."
+ *   def breaker_trip(device, kernel, cause, cooldown_s=None):
  *   def breaker_reset(kernel):                 # a str, or None for all
  *       "Open or close by hand.  Raise Error."
  *   def latency() -> [(device, kernel, calls, seconds, flops, p50_s, p99_s)]:
+ *   def identities() -> [(device, text)]:
+ *       "A device, and the versions of driver and runtime, in one line."
  *   def complaints() -> [(device, text)]:
  *       "Why a device's state is not kept on disk."
  *   def store_list(dir) -> ([(identity, kernel, code_hash, failures, opened,
@@ -348,7 +352,7 @@ static int append_complaint(PyObject *list, fa_backend backend, int32_t device,
                                   "(Ns)", device_name(backend, device), text));
 }
 
-typedef enum topic { BREAKERS, LATENCY, COMPLAINTS } topic;
+typedef enum topic { BREAKERS, LATENCY, COMPLAINTS, IDENTITIES } topic;
 
 /* A list of what is known of each device. */
 static PyObject *list_devices(topic what)
@@ -364,11 +368,14 @@ static PyObject *list_devices(topic what)
          list != NULL && guard != NULL && !failed &&
          fa_guard_station(guard, i, &backend, &device, &breaker, &latency);
          i++) {
-        failed = what == BREAKERS
-                     ? append_breakers(list, backend, device, breaker)
-                 : what == LATENCY
-                     ? append_latency(list, backend, device, latency)
-                     : append_complaint(list, backend, device, breaker);
+        failed =
+            what == BREAKERS  ? append_breakers(list, backend, device, breaker)
+            : what == LATENCY ? append_latency(list, backend, device, latency)
+            : what == COMPLAINTS
+                ? append_complaint(list, backend, device, breaker)
+                : append(list,
+                         Py_BuildValue("(Ns)", device_name(backend, device),
+                                       breaker->identity));
     }
     if (failed) {
         Py_DECREF(list);
@@ -389,6 +396,13 @@ PyObject *fa_module_latency(PyObject *module, PyObject *unused)
     (void)module;
     (void)unused;
     return list_devices(LATENCY);
+}
+
+PyObject *fa_module_identities(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    return list_devices(IDENTITIES);
 }
 
 PyObject *fa_module_complaints(PyObject *module, PyObject *unused)
@@ -428,6 +442,36 @@ static int parse_device(const char *text, fa_backend *backend, int32_t *device)
     return -1;
 }
 
+PyObject *fa_module_guard_device(PyObject *module, PyObject *const *args,
+                                 Py_ssize_t count)
+{
+    fa_target target = {.guard = fa_state_guard()};
+    fa_runtime *runtime = NULL;
+    fa_error error;
+    char arch[FA_STATE_ARCH_CHARS];
+    bool arch_given = false;
+    int device_type = 0;
+    (void)module;
+    if (fa_check_count("guard_device", count, 3, 3) ||
+        fa_parse_int(args[0], &device_type) ||
+        fa_parse_int(args[1], &target.device) ||
+        fa_parse_arch(args[2], arch, &arch_given)) {
+        return NULL;
+    }
+    target.arch = arch_given ? arch : NULL;
+    fa_status status =
+        fa_state_backend(device_type == 1, &runtime, &target.backend, &error);
+    if (status == FA_OK) {
+        Py_BEGIN_ALLOW_THREADS
+        status = fa_runtime_know(runtime, &target, &error);
+        Py_END_ALLOW_THREADS
+    }
+    if (status != FA_OK) {
+        return fa_raise_runtime_error(&error);
+    }
+    Py_RETURN_NONE;
+}
+
 PyObject *fa_module_breaker_trip(PyObject *module, PyObject *const *args,
                                  Py_ssize_t count)
 {
@@ -438,7 +482,10 @@ PyObject *fa_module_breaker_trip(PyObject *module, PyObject *const *args,
     int32_t device = 0;
     fa_error error;
     bool done = false;
-    if (fa_check_count("breaker_trip", count, 3, 3)) {
+    int64_t cooldown_ns = -1;
+    if (fa_check_count("breaker_trip", count, 3, 4) ||
+        (count == 4 && args[3] != Py_None &&
+         parse_time("cooldown_s", args[3], 1e9, 0.0, &cooldown_ns))) {
         return NULL;
     }
     for (int i = 0; i < 3; i++) {
@@ -452,7 +499,7 @@ PyObject *fa_module_breaker_trip(PyObject *module, PyObject *const *args,
     }
     done = fa_state_guard() != NULL &&
            fa_guard_trip(fa_state_guard(), backend, device, texts[1], texts[2],
-                         &error) == FA_OK;
+                         cooldown_ns, &error) == FA_OK;
     if (!done && fa_state_guard() != NULL) {
         (void)fa_raise_error(module, &error);
     } else if (!done) {

@@ -17,10 +17,10 @@ from typing import Callable, NoReturn
 
 from .._errors import FlashAttnError
 from .._version import __version__
-from . import breaker, doctor, profile, run
+from . import breaker, doctor, profile, run, soak
 
 NAME = "flash-attn-rocm"
-_MODULES = (profile, doctor, run, breaker)
+_MODULES = (profile, doctor, run, breaker, soak)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -26,7 +26,7 @@ static void trip(rig *r, const char *kernel, int64_t cooldown_ns)
     policy.cooldown_ns = cooldown_ns;
     fa_guard_set(r->guard, &policy);
     CHECK(r->run, fa_guard_trip(r->guard, r->call->target.backend, 0, kernel,
-                                "by a test", &r->error) == FA_OK);
+                                "by a test", -1, &r->error) == FA_OK);
     fa_guard_set(r->guard, &r->policy);
 }
 
@@ -560,19 +560,20 @@ static void guard_trips_by_hand_what_is_known(test_run *run)
     rig *r = rig_open(run, FA_HIP, FA_GUARD_SYNC, false);
     fa_error *error = &r->error;
     const char *kernel = rig_forward_kernel();
-    CHECK(run, fa_guard_trip(r->guard, FA_HIP, 0, kernel, "", error) ==
+    CHECK(run, fa_guard_trip(r->guard, FA_HIP, 0, kernel, "", -1, error) ==
                    FA_EINVAL); /* no device yet */
     CHECK(run, rig_forward(r, r->call) == FA_OK);
-    CHECK(run, fa_guard_trip(r->guard, FA_HIP, 0, "nothing", "", error) ==
+    CHECK(run, fa_guard_trip(r->guard, FA_HIP, 0, "nothing", "", -1, error) ==
                    FA_EINVAL);
     CHECK_TEXT(run, error->text,
                "kernel: expected one that hip:0 has been "
                "asked for, got nothing");
+    CHECK(run, fa_guard_trip(r->guard, FA_HIP, 1, kernel, "", -1, error) ==
+                   FA_EINVAL);
+    CHECK(run, fa_guard_trip(r->guard, FA_SIM, 0, kernel, "", -1, error) ==
+                   FA_EINVAL);
     CHECK(run,
-          fa_guard_trip(r->guard, FA_HIP, 1, kernel, "", error) == FA_EINVAL);
-    CHECK(run,
-          fa_guard_trip(r->guard, FA_SIM, 0, kernel, "", error) == FA_EINVAL);
-    CHECK(run, fa_guard_trip(r->guard, FA_HIP, 0, kernel, "", error) == FA_OK);
+          fa_guard_trip(r->guard, FA_HIP, 0, kernel, "", -1, error) == FA_OK);
     CHECK(run, rig_forward(r, r->call) == FA_EOPEN);
     /* Another device is another matter. */
     r->call->target.device = 1;

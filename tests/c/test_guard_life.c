@@ -153,7 +153,7 @@ static void guard_starts_clean_in_a_forked_child(test_run *run)
     CHECK(run, rig_forward(r, r->call) == FA_OK);
     r->fake->hangs = false;
     CHECK(run, rig_waits_until_over(r) && r->fake->events == 4);
-    CHECK(run, fa_guard_trip(r->guard, FA_HIP, 0, rig_forward_kernel(), "x",
+    CHECK(run, fa_guard_trip(r->guard, FA_HIP, 0, rig_forward_kernel(), "x", -1,
                              &r->error) == FA_OK);
     r->fake->hangs = true;
     CHECK(run, rig_forward(r, r->call) == FA_OK);
@@ -224,7 +224,7 @@ static void guard_blames_what_an_abort_left_in_flight(test_run *run)
             CHECK(run, rig_state(r, rig_forward_kernel(), &entry) ==
                            FA_BREAKER_OPEN);
             CHECK(run, entry.failures == 1);
-            CHECK(run, entry.retry - entry.opened == 60);
+            CHECK(run, entry.retry - entry.opened == 61);
             CHECK_TEXT(run, entry.cause, "in flight when its process aborted");
         }
         CHECK(run, rig_backward(r, r->call) == FA_OK);
@@ -340,7 +340,7 @@ static void guard_shares_its_folder(test_run *run)
     r->call->target.guard = other;
     CHECK(run, rig_forward(r, r->call) == FA_OK);
     CHECK(run, scratch_count(r->folder, "flight-") == 2);
-    CHECK(run, fa_guard_trip(other, FA_HIP, 0, rig_forward_kernel(), "x",
+    CHECK(run, fa_guard_trip(other, FA_HIP, 0, rig_forward_kernel(), "x", -1,
                              &r->error) == FA_OK);
     fa_guard_close(other);
     r->call->target.guard = r->guard;
@@ -375,7 +375,7 @@ static void guard_keeps_nothing_in_a_folder_of_others(test_run *run)
     CHECK(run, rig_forward(r, r->call) == FA_OK);
     complaint_of(r, text);
     CHECK_TEXT(run, text, r->folder);
-    CHECK(run, fa_guard_trip(r->guard, FA_HIP, 0, rig_forward_kernel(), "x",
+    CHECK(run, fa_guard_trip(r->guard, FA_HIP, 0, rig_forward_kernel(), "x", -1,
                              &r->error) == FA_OK);
     CHECK(run, rig_forward(r, r->call) == FA_EOPEN);
     CHECK(run, scratch_count(r->folder, "") == 0);
