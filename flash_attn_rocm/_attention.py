@@ -175,8 +175,8 @@ def attention(
         v: (B, Hk, Sk, Dv), like k; Dv 1 to 256.
         bias: added to the scores; 2 to 4 dimensions that broadcast to (B, H, Sq, Sk),
             q's dtype or float32 (float64 for float64), any strides. -inf hides a key.
-            Its gradient is summed where it is broadcast: leave a dimension at size 1
-            instead of expanding it.
+            Its gradient is summed where it is broadcast. That of an expanded bias
+            has the expanded size: leave a dimension at size 1 instead.
         mask: bool, of such a shape too; False hides a key.
         causal: False; "top_left": query i sees keys j <= i, as in torch's
             scaled_dot_product_attention; "bottom_right": j <= i + Sk - Sq, as in

@@ -323,24 +323,6 @@ def draw_seed(device: torch.device) -> Tensor:
     return torch.randint(2**62, (2,), dtype=torch.int64, device=device)
 
 
-def _unexpanded(bias: Tensor) -> Tensor:
-    """An expanded bias with size 1 where it repeats itself, so that dbias is small.
-
-    Its gradient goes past the expanded tensor to what that is a view of. A tensor
-    whose own gradient somebody may ask for stays as it is, and so it does in a
-    trace, which knows no views.
-    """
-    repeated = [bias.stride(d) == 0 and bias.size(d) != 1 for d in range(4)]
-    if not bias.requires_grad or is_dynamo_compiling() or not any(repeated):
-        return bias
-    base = bias._base
-    asked = bias.retains_grad or bias._backward_hooks
-    if bias.is_leaf or base is None or base.dtype is not bias.dtype or asked:
-        return bias
-    sizes = [1 if once else size for once, size in zip(repeated, bias.shape)]
-    return base.as_strided(sizes, bias.stride(), bias.storage_offset())
-
-
 def attention(
     q: Tensor,
     k: Tensor,
@@ -372,17 +354,13 @@ def attention(
     if not needs_grad:
         out, lse, _ = _forward(q, k, v, features, False)
         return (out, lse) if with_lse else out
-    bias = features.bias
-    if bias is not None:
-        bias = _unexpanded(bias)
-    tensors = (q, k, v, bias, features.sink, *(origins or (None, None, None)))
+    learned = (features.bias, features.sink)
+    tensors = (q, k, v, *learned, *(origins or (None, None, None)))
     rest: tuple[Any, ...] = (features,)
     if is_dynamo_compiling():
         count = len(tensors)
         distinct = _distinct((*tensors, *_flat(features)))
         tensors, rest = distinct[:count], distinct[count:]
-    elif bias is not features.bias:
-        rest = (features_of((bias, *features[BIAS + 1 : TENSORS]), features),)
     return Attention.apply(  # type: ignore[no-untyped-call]
         *tensors, with_lse, strict, *rest
     )

@@ -17,7 +17,6 @@ from helpers.gradients import leaves
 from torch.utils.checkpoint import checkpoint
 
 import flash_attn_rocm as fa
-from flash_attn_rocm import _autograd
 
 pytestmark = pytest.mark.usefixtures("simulated")
 
@@ -216,21 +215,72 @@ def test_the_gradient_of_a_bias_has_its_dtype_and_shape(dtype, bias_dtype):
 # ---------------------------------------------------------------- expanded biases
 
 
-def test_an_expanded_bias_gets_a_gradient_of_its_own_size(monkeypatch):
-    sizes = []
-    launch = _autograd._launch
+class Tripled(torch.autograd.Function):
+    """A view whose gradient is three times what it would be."""
 
-    def spy(*args):
-        made = launch(*args)
-        sizes.append(made[3].shape)
-        return made
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
 
-    monkeypatch.setattr(_autograd, "_launch", spy)
-    *qkv, table = (*inputs(), normal(4, 7, 10).requires_grad_())
-    wide = table.unsqueeze(0).expand(2, 4, 7, 10)
-    ours = fa.attention(*qkv, bias=wide, return_lse=True)
-    compare(ours, dense(*qkv, bias=wide), (*qkv, table))
-    assert sizes == [(1, 4, 7, 10)]
+    @staticmethod
+    def backward(ctx, grad):
+        return 3 * grad
+
+
+def table_of(between):
+    """A leaf, and the (1, 4, 7, 10) of it that is expanded."""
+    if between == "a leaf that is a view":
+        leaf = normal(3, 1, 4, 7, 10)[2].requires_grad_()
+        return leaf, leaf
+    leaf = normal(1, 4, 7, 10).requires_grad_()
+    if between == "a leaf":
+        return leaf, leaf
+    if between == "a custom function":
+        return leaf, Tripled.apply(leaf)
+    if between == "a negative view":
+        return leaf, torch._neg_view(leaf)
+    return leaf, leaf.view(4, 7, 10)[None]
+
+
+VIEWS = ("a leaf", "a leaf that is a view", "a custom function", "a negative view")
+
+
+@pytest.mark.parametrize("entry", ["attention", "sdpa"])
+@pytest.mark.parametrize("between", [*VIEWS, "views"])
+def test_the_gradient_of_an_expanded_bias_goes_through_all_that_made_it(
+    between, entry, request
+):
+    if entry == "sdpa":
+        request.getfixturevalue("patched")
+    qkv = inputs(heads_k=4)
+    leaf, table = table_of(between)
+    asked, seen = table, []
+    if not table.is_leaf:
+        asked.retain_grad()
+        asked.register_hook(lambda grad: seen.append(grad) or 2 * grad)
+    wide = table.expand(2, 4, 7, 10)
+    if entry == "sdpa":
+        call = torch.nn.functional.scaled_dot_product_attention
+        out = call(*qkv, attn_mask=wide)
+        assert fa.last_call().reason is fa.Reason.FUSED
+    else:
+        out = fa.attention(*qkv, bias=wide)
+    same = table.detach().clone().resolve_neg().expand(2, 4, 7, 10).requires_grad_()
+    want, _ = dense(*qkv, bias=same)
+    assert_like(out, want)
+    (of_wide,) = torch.autograd.grad(want.square().sum(), same)
+    (got,) = torch.autograd.grad(out.square().sum(), wide, retain_graph=True)
+    assert got.shape == wide.shape
+    assert_like(got, of_wide, 1e-8)
+    out.square().sum().backward()
+    summed = of_wide.sum(0, keepdim=True)
+    if table.is_leaf:
+        assert_like(leaf.grad, summed, 1e-8)
+        return
+    assert_like(seen[0], summed, 1e-8)
+    assert_like(asked.grad, 2 * summed, 1e-8)
+    factor = {"a custom function": 6, "a negative view": -2}.get(between, 2)
+    assert_like(leaf.grad, factor * summed, 1e-8)
 
 
 @pytest.mark.parametrize("asked", ["leaf", "retain_grad", "hook"])
@@ -240,15 +290,44 @@ def test_an_expanded_bias_whose_own_gradient_is_asked_for_gets_that(asked):
     found = []
     if asked == "leaf":
         wide = wide.detach().requires_grad_()
-    elif asked == "retain_grad":
-        wide.retain_grad()
-    else:
+    elif asked == "hook":
         wide.register_hook(found.append)
-    fa.attention(*qkv, bias=wide).square().sum().backward()
+    out = fa.attention(*qkv, bias=wide)
+    if asked == "retain_grad":
+        wide.retain_grad()  # after the call, which cannot know of it
+    out.square().sum().backward()
     full = wide.detach().clone().requires_grad_()
     want, _ = dense(*(t.detach() for t in qkv), bias=full)
     want.square().sum().backward()
     assert_like(found[0] if asked == "hook" else wide.grad, full.grad, 1e-8)
+
+
+# ------------------------------------------------------------------ negative views
+
+NEGATED = ("q", "k", "v", "bias", "sink", "alibi_slopes", "dout", "dlse")
+
+
+@pytest.mark.parametrize("name", NEGATED)
+def test_a_tensor_with_the_negative_bit_counts_as_what_it_says(name):
+    q, k, v = (t.detach() for t in inputs())
+    plain = dict(q=q, k=k, v=v, bias=normal(1, 4, 7, 10), sink=normal(4))
+    plain.update(alibi_slopes=normal(4), dout=normal(2, 4, 7, 5), dlse=normal(2, 4, 7))
+
+    def results(tensors):
+        given = dict(tensors)
+        cotangents = [given.pop("dout"), given.pop("dlse")]
+        learned = ("q", "k", "v", "bias", "sink")
+        without = fa.attention(**given, return_lse=True)
+        for one in learned:
+            given[one] = given[one].detach().requires_grad_()
+        made = fa.attention(**given, return_lse=True)
+        wanted = [given[one] for one in learned]
+        return (*without, *made, *torch.autograd.grad(made, wanted, cotangents))
+
+    negative = torch._neg_view(-plain[name])
+    assert negative.is_neg() and torch.equal(negative, plain[name])
+    for one, other in zip(results({**plain, name: negative}), results(plain)):
+        assert torch.equal(one, other)
 
 
 # ------------------------------------------------------------------------ dropout
