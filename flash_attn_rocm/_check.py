@@ -259,6 +259,7 @@ def slopes_of(slopes: Any, q: Tensor) -> Tensor:
     if not isinstance(slopes, Tensor):
         raise refuse("alibi_slopes", "None or a tensor", type(slopes).__name__)
     check_strided("alibi_slopes", slopes)
+    check_transforms(False, alibi_slopes=slopes)
     batch, heads = q.size(0), q.size(1)
     if tuple(slopes.shape) not in ((heads,), (batch, heads)):
         expected = f"shape ({heads},) or ({batch}, {heads})"

@@ -94,11 +94,42 @@ def test_slopes_that_require_grad_are_fine_without_grad_mode():
         fa.attention(Q, K, V, alibi_slopes=slopes)
 
 
-@pytest.mark.parametrize("name", ["bias", "sink"])
+def dual_of(tensor):
+    return torch.autograd.forward_ad.make_dual(tensor, torch.ones_like(tensor))
+
+
+@pytest.mark.parametrize("name", ["bias", "sink", "alibi_slopes"])
 def test_forward_mode_is_refused_by_name(name):
-    tensors = {"bias": Q.new_zeros(7, 10), "sink": Q.new_zeros(4)}
+    sizes = {"bias": (7, 10), "sink": (4,), "alibi_slopes": (4,)}
+    one = Q.new_zeros(sizes[name])
+    refused = pytest.raises(FlashAttnError, match=rf"^{name}: expected .* tangent")
+    with torch.autograd.forward_ad.dual_level(), refused:
+        fa.attention(Q, K, V, **{name: dual_of(one)})
+    refused = pytest.raises(FlashAttnError, match=rf"^{name}: expected .* tangent")
+    with refused:
+        torch.func.jvp(lambda x: fa.attention(Q, K, V, **{name: x}), (one,), (one,))
+
+
+def test_the_tangent_of_slopes_is_refused_by_the_functions_of_flash_attn():
+    q, k, v = (t.transpose(1, 2) for t in (Q, K, V))
+    cu_q, cu_k = (torch.tensor([0, n], dtype=torch.int32) for n in (7, 10))
     with torch.autograd.forward_ad.dual_level():
-        one = tensors[name]
-        dual = torch.autograd.forward_ad.make_dual(one, torch.ones_like(one))
-        with pytest.raises(FlashAttnError, match=rf"^{name}: expected .* tangent"):
-            fa.attention(Q, K, V, **{name: dual})
+        slopes = dual_of(torch.ones(4))
+        for call in (
+            lambda: fa.flash_attn_func(q, k, v, alibi_slopes=slopes),
+            lambda: fa.flash_attn_varlen_func(
+                q[0], k[0], v[0], cu_q, cu_k, 7, 10, alibi_slopes=slopes
+            ),
+        ):
+            with pytest.raises(FlashAttnError, match=r"^alibi_slopes: .* tangent"):
+                call()
+
+
+def test_slopes_that_require_grad_outside_of_vmap_are_refused():
+    slopes = torch.ones(3, 4).requires_grad_()
+
+    def call(one):
+        return fa.attention(Q, K, V, alibi_slopes=one)
+
+    with pytest.raises(FlashAttnError, match=r"^alibi_slopes: .*outside"):
+        torch.vmap(call)(slopes)
