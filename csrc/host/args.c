@@ -251,13 +251,25 @@ static void add_features(fa_call *call, const fa_problem *p, bool of_keys)
     add_blocks(call, f, of_keys);
 }
 
+/* What makes scores in base 2 the exponent of tanh: at most so much that the
+ * factor on scores in their own units stays a finite float, because 0 times
+ * infinity is NaN.  What that changes are products q.k below 2^-121, whose
+ * capped score then follows them where it should jump. */
+static double inverse_of(double softcap, double unit, fa_dtype dtype)
+{
+    const double exact = softcap > 0.0 ? 2.0 / softcap : 0.0;
+    const double most = 0x1.fffffp127;
+    return dtype != FA_F64 && exact * unit > most ? most / unit : exact;
+}
+
 /* Numbers that say nothing if a feature is absent. */
 static void set_numbers(fa_args *args, const fa_problem *p)
 {
     const fa_features *f = &p->features;
     const uint32_t keep = fa_keep_of(f->dropout_p);
     args->softcap = f->softcap;
-    args->softcap_inverse = f->softcap > 0.0 ? 2.0 / f->softcap : 0.0;
+    args->softcap_inverse =
+        inverse_of(f->softcap, (double)args->scale_log2, p->q.dtype);
     args->diagonal = last_diagonal(p);
     args->first_diagonal = first_diagonal(p);
     args->alibi_diagonal = own_diagonal(p);

@@ -349,6 +349,33 @@ static void softcap_comes_with_twice_its_reciprocal(test_run *run)
     CHECK(run, args.softcap == 50.0 && args.softcap_inverse == 2.0 / 50.0);
 }
 
+static void what_softcap_multiplies_scores_with_is_a_finite_float(test_run *run)
+{
+    static const double scales[] = {0.0,     1.0,    127.0,    128.0,
+                                    0x1p64,  0x1p90, 0x1p126,  -0x1p126,
+                                    0x1p-60, 1e-30,  0x1p-120, 0x1.fffp126};
+    static const double caps[] = {0x1p-120, 0x1p-64, 1.0, 0x1p120};
+    for (size_t i = 0; i < sizeof scales / sizeof scales[0]; i++) {
+        for (size_t c = 0; c < sizeof caps / sizeof caps[0]; c++) {
+            for (int d = FA_F16; d <= FA_F64; d++) {
+                fa_problem p = test_problem(1, 1, 1, 8, 8, 8);
+                test_retype(&p, (fa_dtype)d);
+                p.scale = scales[i];
+                p.features.softcap = caps[c];
+                const fa_args args = forward_args(run, &p);
+                const double exact = 2.0 / caps[c];
+                const float unit = args.in_log2 != 0 ? 1.0F : args.scale_log2;
+                const float factor = unit * (float)args.softcap_inverse;
+                const bool fits = (double)unit * exact < 0x1p127;
+                CHECK(run, d == FA_F64 || isfinite(factor));
+                CHECK(run, args.softcap_inverse <= exact);
+                CHECK(run, args.softcap_inverse == exact ||
+                               (d != FA_F64 && !fits && factor > 0x1p126F));
+            }
+        }
+    }
+}
+
 /* -- memory ---------------------------------------------------------------- */
 
 static void a_broadcast_bias_has_strides_of_zero(test_run *run)
@@ -540,6 +567,7 @@ void test_features(test_run *run)
     RUN(run, sink_keys_count_beside_a_left_window_alone);
     RUN(run, dropout_keeps_a_number_of_65536);
     RUN(run, softcap_comes_with_twice_its_reciprocal);
+    RUN(run, what_softcap_multiplies_scores_with_is_a_finite_float);
     RUN(run, a_broadcast_bias_has_strides_of_zero);
     RUN(run, slopes_of_one_batch_serve_all);
     RUN(run, each_pass_is_told_the_features_that_it_reads);
