@@ -18,7 +18,7 @@ from . import _ops
 from ._features import KEEP_ALL, Features, keep_of
 from ._philox import kept
 
-# The kernels clamp a bias of float32 there, so that it can be added to a score.
+# The kernels clamp a bias there, so that it can be added to a score.
 BIAS_MIN = -(2.0**30)
 _UNMASKED = (_ops.CAUSAL_NONE, _ops.CAUSAL_NONE_TOP_LEFT)
 
@@ -63,6 +63,7 @@ class Weights:
     bend: Tensor | None
     dropout: Tensor | None  # factors of dropout, 0 or 65536 / keep
     sink: Tensor  # (B, Hk, r, 1): the weight of the sink; 0 without one
+    scores: Tensor  # (B, Hk, r, Sk): what softmax sees; -inf where not seen
 
     def table(self, table: Tensor) -> Tensor:
         """A tensor like bias for the rows of the block."""
@@ -175,8 +176,7 @@ def _bias(layout: _Layout, dtype: torch.dtype) -> Tensor | None:
     if bias is None:
         return None
     bias = layout.table(bias.to(dtype))
-    bias = bias.masked_fill(bias == float("-inf"), 0.0)
-    return bias.clamp(min=BIAS_MIN) if dtype is torch.float32 else bias
+    return bias.masked_fill(bias == float("-inf"), 0.0).clamp(min=BIAS_MIN)
 
 
 def weights_of(
@@ -226,4 +226,4 @@ def weights_of(
         p, sink = both[..., :-1], both[..., -1:]
     if seen is not None:
         p = p.masked_fill(~seen, 0.0)
-    return Weights(layout, p, seen, slope, bend, dropout, sink)
+    return Weights(layout, p, seen, slope, bend, dropout, sink, scores)

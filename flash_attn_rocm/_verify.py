@@ -140,8 +140,11 @@ class _Block:
         norms = self.q.norm(dim=-1, keepdim=True) * self.k.norm(dim=-1).amax(
             -1, keepdim=True
         ).unsqueeze(-1)
+        # Biases and slopes may add more; weights are those near the largest sum.
+        most = self.weights.scores.amax(-1, keepdim=True).abs()
+        most = most.masked_fill(most.isinf(), 0.0)
         ulp = 2.0**-52 if q.dtype is torch.float64 else 2.0**-23
-        unit = _ULP[q.dtype] + ulp * (1.0 + abs(features.scale) * norms)
+        unit = _ULP[q.dtype] + ulp * (1.0 + abs(features.scale) * norms + most)
         self.of_p = unit * self.p + _LOST[q.dtype]  # what rounding does to a weight
 
     def of(self, tensor: Tensor) -> Tensor:

@@ -63,6 +63,19 @@ def test_right_results_with_features_pass(features):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_right_results_pass_where_a_bias_is_far_larger_than_the_scores(dtype):
+    lowest = torch.finfo(dtype).min
+    for low in (-1e4, -3e4, -(2.0**20), -(2.0**31), lowest):
+        tensors = [t.requires_grad_() for t in qkv(1, 2, 9, 16, dtype=dtype)]
+        bias = torch.zeros(9, 9, dtype=dtype)
+        bias[4], bias[5, :5] = max(low, lowest), max(low, lowest)
+        before = counts()
+        fa.attention(*tensors, bias=bias).square().sum().backward()
+        assert counts()["checked"] - before["checked"] == 2
+        assert counts()["mismatches"] == before["mismatches"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_wrong_row_of_the_output_is_found(dtype):
     q, k, v = qkv(1, 2, 70, 64, dtype=dtype)
     out = builtin()(q, k, v).clone()
