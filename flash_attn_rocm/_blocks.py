@@ -9,6 +9,7 @@ SPDX-License-Identifier: BSD-3-Clause
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from ._errors import FlashAttnError
 
 GRAIN = 128  # block sizes are multiples of it
+SIZE_MAX = 2**30  # as many as queries and keys
 # Rows of blocks whose lists are made at a time, times their length.
 _CHUNK = 2**22
 
@@ -25,10 +27,20 @@ def _refuse(name: str, expected: str, given: Any) -> FlashAttnError:
     return FlashAttnError(f"{name}: expected {expected}, got {given}")
 
 
-def _check_size(name: str, size: Any) -> None:
-    whole = isinstance(size, int) and not isinstance(size, bool)
-    if not whole or size <= 0 or size % GRAIN:
-        raise _refuse(name, f"a multiple of {GRAIN}", repr(size))
+def _whole(name: str, expected: str, given: Any, least: int) -> int:
+    """`given` if it is a whole number, one of numpy's too, and at least `least`."""
+    whole = isinstance(given, Integral) and not isinstance(given, bool)
+    if not whole or given < least:
+        raise _refuse(name, expected, repr(given))
+    return int(given)
+
+
+def _check_size(name: str, size: Any) -> int:
+    expected = f"a multiple of {GRAIN} up to 2^30"
+    whole = _whole(name, expected, size, 1)
+    if whole % GRAIN or whole > SIZE_MAX:
+        raise _refuse(name, expected, whole)
+    return whole
 
 
 def _check_form(name: str, lists: Any) -> None:
@@ -90,6 +102,10 @@ class BlockMask:
 
     A block is visited whole: inside of it a query sees every key that nothing else
     (causal, window, mask, ...) hides from it.
+
+    Lists that are wrong are refused on the CPU. On a GPU, where looking would mean
+    waiting, they are not looked at: with lists that contradict each other dk and dv
+    are not those of the output.
     """
 
     # (1|B, 1|H, query blocks, 1 + n) int32: for each block of queries how many blocks
@@ -101,8 +117,9 @@ class BlockMask:
     block_k: int = GRAIN  # keys of a block, likewise
 
     def __post_init__(self) -> None:
-        _check_size("block_q", self.block_q)
-        _check_size("block_k", self.block_k)
+        for name in ("block_q", "block_k"):
+            size = _check_size(name, getattr(self, name))
+            object.__setattr__(self, name, size)  # the class is frozen
         _check_form("blocks", self.blocks)
         _check_form("blocks_t", self.blocks_t)
         _check_content("blocks", self.blocks, self.blocks_t.size(2))
@@ -112,6 +129,20 @@ class BlockMask:
             expected = f"{tuple(first)} batches and heads on {self.blocks.device}"
             given = f"{tuple(second)} on {self.blocks_t.device}"
             raise _refuse("blocks_t", expected, given)
+        self._check_sides()
+
+    def _check_sides(self) -> None:
+        """Both list the same pairs of blocks; on a GPU nobody waits to look."""
+        if not self.blocks.is_cpu:
+            return
+        lists, rows = self.blocks_t, self.blocks.size(2)
+        other = _dense_of(lists[..., 0], lists[..., 1:], rows).mT
+        wrong = self.dense() != other
+        if bool(wrong.any()):
+            *_, row, column = wrong.nonzero()[0].tolist()
+            one = f"query block {row} and key block {column}"
+            side = "blocks_t" if bool(other[wrong][0]) else "blocks"
+            raise _refuse("blocks_t", "the pairs of blocks", f"{one} only in {side}")
 
     @property
     def kept(self) -> int:
@@ -184,6 +215,8 @@ class BlockMask:
             On a GPU, where looking would mean waiting, indices that are out of range
             are left out.
         """
+        expected = "a whole number, at least 0"
+        key_blocks = _whole("key_blocks", expected, key_blocks, 0)
         counts, indices = _four(counts, 3), _four(indices, 4)
         if counts.shape != indices.shape[:3]:
             expected = f"shape {tuple(indices.shape[:3])} (as indices)"
@@ -286,9 +319,7 @@ def _hides_nothing(mask_mod: Any) -> bool:
 
 
 def _check_tokens(name: str, tokens: Any, least: int = 0) -> int:
-    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < least:
-        raise _refuse(name, f"a whole number, at least {least}", repr(tokens))
-    return tokens
+    return _whole(name, f"a whole number, at least {least}", tokens, least)
 
 
 def _band(
@@ -345,7 +376,7 @@ def local_global_blocks(
 
     Source: Longformer (arXiv 2004.05150).
     """
-    _check_size("block", block)
+    block = _check_size("block", block)
     blocks = -(-_check_tokens("seqlen", seqlen) // block)
     first = -(-_check_tokens("global_tokens", global_tokens) // block)
     query, key, seen = _band(blocks, block, window, causal)
@@ -390,10 +421,11 @@ def segment_tile_local_blocks(
 
     Source: the fixed pattern of Sparse Transformers (arXiv 1904.10509), on two levels.
     """
-    _check_size("block", block)
+    block = _check_size("block", block)
     blocks = -(-_check_tokens("seqlen", seqlen) // block)
+    tile, segment = _check_tokens("tile", tile, 1), _check_tokens("segment", segment, 1)
     for name, size, unit in (("tile", tile, block), ("segment", segment, tile)):
-        if _check_tokens(name, size, 1) % unit:
+        if size % unit:
             raise _refuse(name, f"a multiple of {unit}", size)
     query, key, seen = _band(blocks, block, window, causal)
     per_tile, per_segment = tile // block, segment // block

@@ -38,6 +38,8 @@ from ._check import (
 from ._features import Features
 from ._torch import is_dynamo_compiling
 
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
 # Offsets whose values have been looked at: the tensor's id -> (the tensor, its version
 # then, their last value).
 _judged: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
@@ -155,14 +157,23 @@ def _slopes_of(slopes: Any, q: Tensor, batch: int) -> Tensor:
     return slopes_of(slopes, q)
 
 
+def _check_longest(name: str, given: Any) -> None:
+    """A whole number; that of a tensor is not read, since a GPU would have to wait."""
+    if not isinstance(given, Tensor):
+        count(name, "a whole number, at least 0", given, 0)
+    elif given.dim() or given.dtype not in _WHOLE:
+        expected = "a whole number or a 0-d tensor of whole numbers"
+        raise refuse(name, expected, f"{given.dtype} {tuple(given.shape)}")
+
+
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
@@ -186,8 +197,8 @@ def flash_attn_varlen_func(
         cu_seqlens_q: (batch + 1) int32, on q's device: 0, then where each sequence
             ends; never decreasing, at most total_q.
         cu_seqlens_k: (batch + 1), the same for k and v, at most total_k.
-        max_seqlen_q, max_seqlen_k: whole numbers, for flash_attn's sake; nothing
-            depends on them.
+        max_seqlen_q, max_seqlen_k: whole numbers, or 0-d tensors of them, which are
+            not read; for flash_attn's sake, nothing depends on them.
         dropout_p, softmax_scale, softcap, deterministic: as for flash_attn_func.
         causal: keep key j for query i of a sequence only if j <= i + its keys - its
             queries.
@@ -224,9 +235,8 @@ def flash_attn_varlen_func(
     if cu_seqlens_q.size(0) != cu_seqlens_k.size(0):
         expected = f"shape ({cu_seqlens_q.size(0)},) (as cu_seqlens_q)"
         raise refuse("cu_seqlens_k", expected, tuple(cu_seqlens_k.shape))
-    expected = "a whole number, at least 0"
-    count("max_seqlen_q", expected, max_seqlen_q, 0)
-    count("max_seqlen_k", expected, max_seqlen_k, 0)
+    _check_longest("max_seqlen_q", max_seqlen_q)
+    _check_longest("max_seqlen_k", max_seqlen_k)
     q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))
     check_sizes(q, k, v, needs_grad)
     check_transforms(needs_grad, q=q, k=k, v=v)

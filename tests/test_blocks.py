@@ -80,7 +80,7 @@ def test_lists_may_come_in_any_order():
     assert mask.blocks[0, 0].tolist() == [[2, 1, 4, 0], [0, 0, 0, 0], [3, 0, 2, 3]]
 
 
-LISTS = torch.tensor([[[[1, 0, 0], [2, 0, 1]]]], dtype=torch.int32)
+LISTS = torch.tensor([[[[1, 1, 0], [2, 0, 1]]]], dtype=torch.int32)  # both ways
 BAD_LISTS = {
     "an index too large": LISTS + torch.tensor([0, 0, 1]),
     "a negative index": LISTS - torch.tensor([0, 1, 0]),
@@ -92,6 +92,59 @@ BAD_LISTS = {
     "not contiguous": LISTS.mT.contiguous().mT,
     "an array": LISTS.numpy(),
 }
+
+
+def test_lists_that_contradict_each_other_are_refused_by_name():
+    kept = random_blocks(2, 3, 7, 5)
+    good = BlockMask.from_dense(kept)
+    assert torch.equal(BlockMask(good.blocks, good.blocks_t).dense(), kept)
+    for side in (0, 1):
+        other = kept.clone()
+        other[1, 2, 6, 4] = not other[1, 2, 6, 4]
+        made = BlockMask.from_dense(other)
+        lists = [good.blocks, good.blocks_t]
+        lists[side] = (made.blocks, made.blocks_t)[side]
+        only = "blocks_t" if bool(kept[1, 2, 6, 4]) == (side == 0) else "blocks"
+        words = (
+            rf"^blocks_t: expected .*, got query block 6 and key .* 4 only in {only}$"
+        )
+        with pytest.raises(FlashAttnError, match=words):
+            BlockMask(*lists)
+    # Not looked at where looking would mean waiting, as on a GPU.
+    moved = made.to("meta")
+    BlockMask(good.blocks.to("meta"), moved.blocks_t)
+
+
+@pytest.mark.parametrize("number", [-1, 2.0, True, "2", None])
+def test_a_number_of_key_blocks_that_is_none_is_refused_by_name(number):
+    counts, indices = torch.tensor([0]), torch.tensor([[0]])
+    with pytest.raises(FlashAttnError, match=r"^key_blocks: expected a whole number"):
+        BlockMask.from_lists(counts, indices, number)
+
+
+@pytest.mark.parametrize("size", [2**40, 2**30 + 128, 2**64])
+def test_a_block_of_more_than_any_length_is_refused_by_name(size):
+    kept = torch.ones(1, 1, dtype=torch.bool)
+    words = rf"^block_q: expected a multiple of 128 up to 2\^30, got {size}$"
+    with pytest.raises(FlashAttnError, match=words):
+        BlockMask.from_dense(kept, size)
+
+
+def test_numbers_of_numpy_are_whole_numbers():
+    numpy = pytest.importorskip("numpy")
+    for of in (numpy.int64, numpy.int32):
+        size = of(256)
+        mask = fa.local_global_blocks(of(1000), (of(3), of(-1)), of(5), block=size)
+        want = fa.local_global_blocks(1000, (3, -1), 5, block=256)
+        assert torch.equal(mask.blocks, want.blocks) and mask.block_q == 256
+        assert type(mask.block_q) is int
+        mask = fa.segment_tile_local_blocks(
+            of(4096), segment=of(1024), tile=of(512), window=(of(3), of(0))
+        )
+        want = fa.segment_tile_local_blocks(4096, segment=1024, tile=512, window=(3, 0))
+        assert torch.equal(mask.blocks, want.blocks)
+        counts, indices = torch.tensor([1]), torch.tensor([[1]])
+        assert BlockMask.from_lists(counts, indices, of(2), size, size).shape[3] == 2
 
 
 @pytest.mark.parametrize("name", BAD_LISTS)
@@ -175,7 +228,9 @@ def test_a_flex_mask_without_a_rule_has_no_partial_blocks():
     assert mask.dense()[0, 0].tolist() == [[False, True], [True, True]]
     assert (mask.block_q, mask.block_k) == (256, 128)
     small = flex.BlockMask.from_kv_blocks(counts, indices, BLOCK_SIZE=64)
-    with pytest.raises(FlashAttnError, match=r"^block_mask.BLOCK_SIZE: .* 128, got 64"):
+    with pytest.raises(
+        FlashAttnError, match=r"^block_mask.BLOCK_SIZE: .* 128 .*, got 64"
+    ):
         BlockMask.from_flex(small)
 
 

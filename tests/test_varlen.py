@@ -295,6 +295,9 @@ REFUSED = {
     "offsets beyond k": ("cu_seqlens_k", dict(cu_seqlens_k=offsets([6, 4]))),
     "max a float": ("max_seqlen_q", dict(max_seqlen_q=5.0)),
     "max negative": ("max_seqlen_k", dict(max_seqlen_k=-1)),
+    "max a float tensor": ("max_seqlen_q", dict(max_seqlen_q=torch.tensor(5.0))),
+    "max a 1-D tensor": ("max_seqlen_k", dict(max_seqlen_k=CU_K[1:2])),
+    "max a bool tensor": ("max_seqlen_k", dict(max_seqlen_k=torch.tensor(True))),
     "slopes by sequence": ("alibi_slopes", dict(alibi_slopes=torch.ones(2, 4))),
     "slopes heads": ("alibi_slopes", dict(alibi_slopes=torch.ones(3))),
     "window": ("window_size", dict(window_size=(1, -3))),
@@ -316,6 +319,16 @@ def test_it_refuses_by_name(name):
     with pytest.raises(FlashAttnError, match=rf"^{argument}: expected .*, got "):
         fa.flash_attn_varlen_func(**{**GOOD, **changes})
     assert fa.status()["counters"] == before
+
+
+@pytest.mark.usefixtures("simulated")
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_the_longest_may_be_tensors_and_are_not_read(kind):
+    longest = (CU[1:] - CU[:-1]).max().to(kind)
+    # One on "meta" has nothing to read.
+    changes = dict(max_seqlen_q=longest, max_seqlen_k=longest.to("meta"))
+    out = fa.flash_attn_varlen_func(**{**GOOD, **changes})
+    assert torch.equal(out, fa.flash_attn_varlen_func(**GOOD))
 
 
 @pytest.mark.usefixtures("simulated")

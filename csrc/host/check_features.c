@@ -225,8 +225,8 @@ static fa_status check_block_size(const char *name, int64_t size,
     return size > 0 && size % 128 == 0 && size <= FA_LENGTH_MAX
                ? FA_OK
                : fa_fail(error, FA_EINVAL,
-                         "%s: expected a multiple of 128, got %lld", name,
-                         (long long)size);
+                         "%s: expected a multiple of 128 up to 2^30, got %lld",
+                         name, (long long)size);
 }
 
 /* Lists for `length` rows or keys in blocks of `own`. */

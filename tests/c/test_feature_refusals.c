@@ -297,10 +297,12 @@ static void lists_of_blocks_are_refused_by_name(test_run *run)
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         p = with(FA_HAS_BLOCKS);
         p.features.block_q = bad[i];
-        check_refused(run, &p, "block_q: expected a multiple of 128, got ");
+        check_refused(run, &p,
+                      "block_q: expected a multiple of 128 up to 2^30, got ");
         p = with(FA_HAS_BLOCKS);
         p.features.block_k = bad[i];
-        check_refused(run, &p, "block_k: expected a multiple of 128, got ");
+        check_refused(run, &p,
+                      "block_k: expected a multiple of 128 up to 2^30, got ");
     }
     p = with(FA_HAS_BLOCKS);
     p.features.blocks.size[2] = 2;
