@@ -179,9 +179,8 @@ fa_status fa_driver_open(fa_backend backend, const char *library,
     case FA_SIM:
         driver->library = dlopen(library, RTLD_NOW | RTLD_LOCAL);
         if (driver->library == NULL) {
-            const char *reason = dlerror();
             fa_fail(error, FA_ELIBRARY, "sim_library: cannot load %s: %s",
-                    library, reason == NULL ? "no reason given" : reason);
+                    library, dlerror());
         } else {
             status = fa_driver_bind_sim(driver, error);
         }

@@ -50,7 +50,7 @@ uint32_t fa_features_of(const fa_problem *p)
 /* The types of arithmetic that may serve a problem, as a set like `reads`. */
 enum { ANY_ARITH = FA_READS_F16 | FA_READS_F32 | FA_READS_F64 };
 
-/* The first row that fits, or NULL. */
+/* The first row that fits. */
 static const fa_variant *choose(const fa_problem *p, fa_pass pass,
                                 uint32_t ariths)
 {
@@ -58,15 +58,18 @@ static const fa_variant *choose(const fa_problem *p, fa_pass pass,
         p->q.size[3] > p->v.size[3] ? p->q.size[3] : p->v.size[3];
     const fa_level level =
         pass != FA_PREPARE && fa_features_of(p) != 0 ? FA_FULL : FA_PLAIN;
-    for (size_t i = 0; i < FA_VARIANT_COUNT; i++) {
+    const fa_variant *found = NULL;
+    for (size_t i = 0; i < FA_VARIANT_COUNT && found == NULL; i++) {
         const fa_variant *row = &fa_variants[i];
         if (row->pass == pass && row->dim >= dim && row->level == level &&
             (row->reads >> p->q.dtype & 1) != 0 &&
             (ariths >> row->arith & 1) != 0) {
-            return row;
+            found = row;
         }
     }
-    return NULL;
+    /* The table serves all that the checks let through: test_plan.c. */
+    assert(found != NULL);
+    return found;
 }
 
 static int64_t tiles_of(int64_t length, int32_t rows)
@@ -112,13 +115,6 @@ static fa_status add_step(const fa_problem *p, fa_plan *plan, fa_pass pass,
                           : pass == FA_BACKWARD_KV ? &p->k
                                                    : &p->q;
     const fa_variant *row = choose(p, pass, ariths);
-    if (row == NULL) {
-        return fa_fail(error, FA_EUNSUPPORTED,
-                       "q: expected a problem that a kernel serves, got none "
-                       "for %s %s, head dims %lld and %lld",
-                       fa_pass_name(pass), fa_dtype_name(p->q.dtype),
-                       (long long)p->q.size[3], (long long)p->v.size[3]);
-    }
     const int64_t length = pass == FA_PREPARE       ? longer
                            : pass == FA_BACKWARD_KV ? keys
                                                     : queries;
