@@ -207,7 +207,9 @@ BOTH(hipEventDestroy, cuEventDestroy_v2, (void *e), (void)call;
      return event_destroy(e))
 BOTH(hipEventRecord, cuEventRecord, (void *e, void *stream),
      return event_record(e, stream, call))
+#ifndef FAKE_EVENTLESS
 BOTH(hipEventQuery, cuEventQuery, (void *e), return event_query(e, call))
+#endif
 BOTH(hipStreamCreateWithFlags, cuStreamCreate, (void **s, unsigned flags),
      (void)flags;
      return stream_create(s, call))
@@ -340,14 +342,17 @@ EXPORT int hipGetLastError(void)
 
 EXPORT const char *hipGetErrorString(int code)
 {
-    return code == 719 ? "unspecified launch failure" : "some failure";
+    return code == FAKE_UNKNOWN ? NULL
+           : code == 719        ? "unspecified launch failure"
+                                : "some failure";
 }
 
 EXPORT const char *hipGetErrorName(int code)
 {
-    return code == 719   ? "hipErrorLaunchFailure"
-           : code == 209 ? "hipErrorNoBinaryForGpu"
-                         : "hipErrorSomething";
+    return code == FAKE_UNKNOWN ? NULL
+           : code == 719        ? "hipErrorLaunchFailure"
+           : code == 209        ? "hipErrorNoBinaryForGpu"
+                                : "hipErrorSomething";
 }
 
 EXPORT int hipsimLaunchWithin(hipFunction_t function, const uint32_t grid[3],
@@ -489,11 +494,13 @@ EXPORT int cuMemsetD16Async(uint64_t data, unsigned short value, size_t count,
     return fill((void *)(uintptr_t)data, value, 2, count, stream);
 }
 
+#ifndef FAKE_PARTIAL
 EXPORT int cuMemsetD32Async(uint64_t data, unsigned value, size_t count,
                             void *stream)
 {
     return fill((void *)(uintptr_t)data, value, 4, count, stream);
 }
+#endif
 
 EXPORT int cuMemsetD2D32Async(uint64_t data, size_t pitch, unsigned value,
                               size_t width, size_t height, void *stream)
@@ -506,7 +513,9 @@ EXPORT int cuMemsetD2D32Async(uint64_t data, size_t pitch, unsigned value,
 
 EXPORT int cuGetErrorString(int code, const char **text)
 {
-    *text = code == 700 ? "an illegal memory access" : "some failure";
+    *text = code == FAKE_UNKNOWN ? NULL
+            : code == 700        ? "an illegal memory access"
+                                 : "some failure";
     return 0;
 }
 

@@ -14,6 +14,8 @@
 
 enum { FAKE_LAUNCHES = 8, FAKE_TENSORS = 21, FAKE_OPS = 32 };
 
+enum { FAKE_UNKNOWN = 999 }; /* an error that the runtime has no words for */
+
 /* What was put into a stream, in order. */
 typedef struct fake_op {
     enum { FAKE_LAUNCH, FAKE_RECORD, FAKE_WAIT } what;

@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -89,6 +90,8 @@ static bool fails(const char *call)
 FAULTY(void *, NULL, calloc, (size_t count, size_t bytes), (count, bytes))
 FAULTY(DIR *, NULL, fdopendir, (int fd), (fd))
 FAULTY(int, -1, flock, (int fd, int operation), (fd, operation))
+FAULTY(size_t, 0, fread, (void *data, size_t bytes, size_t count, FILE *file),
+       (data, bytes, count, file))
 FAULTY(int, -1, fstat, (int fd, struct stat *info), (fd, info))
 FAULTY(int, -1, fsync, (int fd), (fd))
 FAULTY(void *, NULL, malloc, (size_t bytes), (bytes))

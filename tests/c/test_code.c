@@ -3,10 +3,12 @@
  * SPDX-License-Identifier: BSD-3-Clause */
 #define _POSIX_C_SOURCE 200809L
 #include "fake_runtime.h"
+#include "faults.h"
 #include "host/code.h"
 #include "test.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -239,6 +241,64 @@ static void what_the_runtime_refuses_is_explained(test_run *run)
     tear_down(&f);
 }
 
+static void a_cubin_without_the_kernel_is_explained(test_run *run)
+{
+    fixture f;
+    set_up(run, &f, FA_STANDIN);
+    f.state->cc_major = 8;
+    write_code(&f, "fa_sm_80_f16.cubin", 190, "incomplete");
+    check_fails(run, &f, FA_ECODE,
+                " in it, got none (error 500); it was built "
+                "from another version of the sources");
+    tear_down(&f);
+}
+
+/* A pipe has no end to measure, and a disk may fail. */
+static void a_file_that_cannot_be_read_is_explained(test_run *run)
+{
+    char path[8192];
+    char name[64];
+    int ends[2];
+    fixture f;
+    set_up(run, &f, FA_HIP);
+    snprintf(path, sizeof path, "%s/fa_gfx906_f16.co", f.folder);
+    if (pipe(ends) != 0) {
+        abort();
+    }
+    snprintf(name, sizeof name, "/proc/self/fd/%d", ends[0]);
+    CHECK(run, symlink(name, path) == 0);
+    check_fails(run, &f, FA_ECODE, "fa_gfx906_f16.co: expected a file, got: ");
+    close(ends[0]);
+    close(ends[1]);
+    unlink(path);
+    write_code(&f, "fa_gfx906_f16.co", 224, "ok");
+    fault_set("fread", 1, EIO);
+    check_fails(run, &f, FA_ECODE, "expected 67 readable bytes, got fewer");
+    CHECK(run, fault_happened());
+    CHECK(run, look_up(&f, 0, NULL) == FA_OK);
+    tear_down(&f);
+}
+
+static void names_that_are_too_long_are_refused(test_run *run)
+{
+    static char folder[5000];
+    char arch[100];
+    fixture f;
+    set_up(run, &f, FA_HIP);
+    write_code(&f, "fa_gfx906_f16.co", 224, "ok");
+    memset(arch, 'x', sizeof arch - 1);
+    memcpy(arch, "gfx906:", 7);
+    arch[sizeof arch - 1] = '\0';
+    CHECK(run, look_up(&f, 0, arch) == FA_EINVAL);
+    CHECK_TEXT(run, f.error.text, "arch: expected a name below 64 characters");
+    memset(folder, 'x', sizeof folder - 1);
+    CHECK(run, fa_code_function(&f.codes, f.driver, folder, 0, NULL,
+                                first_of(FA_F16), &f.function, &f.hash,
+                                &f.error) == FA_EINVAL);
+    CHECK_TEXT(run, f.error.text, "code_dir: expected a path below 4096 char");
+    tear_down(&f);
+}
+
 static void devices_that_do_not_exist_are_refused(test_run *run)
 {
     fixture f;
@@ -350,6 +410,9 @@ void test_code(test_run *run)
     RUN(run, a_missing_file_names_path_and_variable);
     RUN(run, corrupt_files_are_refused_before_the_runtime_sees_them);
     RUN(run, what_the_runtime_refuses_is_explained);
+    RUN(run, a_cubin_without_the_kernel_is_explained);
+    RUN(run, a_file_that_cannot_be_read_is_explained);
+    RUN(run, names_that_are_too_long_are_refused);
     RUN(run, devices_that_do_not_exist_are_refused);
     RUN(run, architecture_names_cannot_lead_elsewhere);
     RUN(run, the_standin_takes_the_highest_cubin_of_its_major);

@@ -69,6 +69,18 @@ static void each_backend_names_the_very_function_that_is_missing(test_run *run)
     check_open_fails(run, FA_SIM, path,
                      "libhipsim: expected it to export hipsimModuleLoad");
     dlclose(library);
+    library = test_load_fake(run, "libcuda.so.partial", &state);
+    check_open_fails(run, FA_STANDIN, "",
+                     "libcuda: expected it to export cuMemsetD32Async");
+    dlclose(library);
+    library = test_load_fake(run, "libamdhip64.so.eventless", &state);
+    check_open_fails(run, FA_HIP, "",
+                     "libamdhip64: expected it to export hipEventQuery");
+    dlclose(library);
+    library = test_load_fake(run, "libcuda.so.eventless", &state);
+    check_open_fails(run, FA_STANDIN, "",
+                     "libcuda: expected it to export cuEventQuery");
+    dlclose(library);
 }
 
 static void the_loaded_copy_of_hip_is_found_and_no_second_one(test_run *run)
@@ -109,10 +121,60 @@ static void the_architecture_is_read_from_either_layout(test_run *run)
     CHECK_TEXT(run, error.text,
                "device: expected an architecture name that "
                "starts with gfx");
+    char long_name[100] = "gfx";
+    memset(long_name + 3, '9', sizeof long_name - 4);
+    state->arch_r0600 = state->arch_r0000 = long_name;
+    CHECK(run, driver->arch(driver, 0, arch, &error) == FA_EDEVICE);
     state->arch_r0600 = NULL;
     state->arch_r0000 = NULL;
     CHECK(run, driver->arch(driver, 0, arch, &error) == FA_EDEVICE);
     CHECK_TEXT(run, error.text, "hipGetDeviceProperties");
+    fa_driver_close(driver);
+    dlclose(library);
+}
+
+static void errors_without_words_are_numbers(test_run *run)
+{
+    static const struct {
+        fa_backend backend;
+        const char *library;
+        const char *call;
+        const char *text;
+    } cases[] = {{FA_HIP, "libamdhip64.so.6", "hipGetDeviceCount",
+                  "hipGetDeviceCount: unknown error (999): no text"},
+                 {FA_STANDIN, "libcuda.so.1", "cuCtxGetCurrent",
+                  ": error 999: no text"}};
+    for (size_t i = 0; i < 2; i++) {
+        int count = 0;
+        fake_state *state = NULL;
+        void *library = test_load_fake(run, cases[i].library, &state);
+        fa_driver *driver = open_driver(run, cases[i].backend, "");
+        fa_scope scope;
+        fa_error error;
+        state->code = FAKE_UNKNOWN;
+        state->failing_call = cases[i].call;
+        CHECK(run,
+              (cases[i].backend == FA_HIP
+                   ? driver->device_count(driver, &count, &error)
+                   : driver->enter(driver, 0, &scope, &error)) == FA_EDEVICE);
+        CHECK_TEXT(run, error.text, cases[i].text);
+        fa_driver_close(driver);
+        dlclose(library);
+    }
+}
+
+static void the_simulator_takes_so_many_tensors(test_run *run)
+{
+    char path[4096];
+    fake_state *state = NULL;
+    void *library = test_load_fake(run, "libfakesim.so", &state);
+    snprintf(path, sizeof path, "%s/libfakesim.so", run->fakes);
+    fa_driver *driver = open_driver(run, FA_SIM, path);
+    const fa_launch launch = {.tensor_count = FA_MAX_ACCESSES + 1};
+    fa_counts counts;
+    fa_error error;
+    CHECK(run, driver->launch(driver, &launch, &counts, &error) == FA_EINVAL);
+    CHECK_TEXT(run, error.text, "tensors: expected at most ");
     fa_driver_close(driver);
     dlclose(library);
 }
@@ -232,6 +294,8 @@ void test_driver(test_run *run)
     RUN(run, each_backend_names_the_very_function_that_is_missing);
     RUN(run, the_loaded_copy_of_hip_is_found_and_no_second_one);
     RUN(run, the_architecture_is_read_from_either_layout);
+    RUN(run, errors_without_words_are_numbers);
+    RUN(run, the_simulator_takes_so_many_tensors);
     RUN(run, hip_restores_the_callers_device);
     RUN(run, cuda_restores_the_callers_context);
     RUN(run, a_backend_outside_the_enum_is_refused_with_a_text);

@@ -234,6 +234,8 @@ static void a_fault_in_the_simulator_carries_its_report(test_run *run)
     CHECK(run, call_forward(c) == FA_EINVAL);
     CHECK_TEXT(run, c->error.text, "device: expected 0 for the simulator");
     c->target.arch = NULL;
+    CHECK(run, fa_runtime_load(c->runtime, &c->target, UINT32_MAX, &c->error) ==
+                   FA_EINVAL);
     CHECK(run, call_forward(c) == FA_EINVAL);
     CHECK_TEXT(run, c->error.text, "arch: expected a name such as gfx906");
     free_call(c);

@@ -264,6 +264,27 @@ static uint32_t tiles(int64_t length, int32_t rows)
     return (uint32_t)((length + rows - 1) / rows);
 }
 
+static void every_legal_problem_has_its_kernels(test_run *run)
+{
+    for (int64_t dim = 1; dim <= 257; dim++) {
+        for (int i = 0; i < 16; i++) { /* types, strict, features */
+            fa_plan plan;
+            fa_error error;
+            fa_problem p = test_problem(1, 2, 1, 4, 4, dim);
+            const fa_status expected = dim > 256 ? FA_EUNSUPPORTED : FA_OK;
+            test_retype(&p, (fa_dtype)(i % 4));
+            p.strict_bf16 = i / 4 % 2 == 1;
+            test_add_features(&p, i >= 8 ? FA_HAS_BIAS : 0);
+            const fa_gradients g =
+                test_gradients(&p, i >= 8 ? ALL | FA_WANT_DBIAS : ALL);
+            CHECK(run, fa_plan_forward(&p, &plan, &error) == expected);
+            CHECK(run, (plan.count != 0) == (expected == FA_OK));
+            CHECK(run, fa_plan_backward(&p, &g, &plan, &error) == expected);
+            CHECK(run, (plan.count != 0) == (expected == FA_OK));
+        }
+    }
+}
+
 static void grids_cover_every_row_head_and_batch(test_run *run)
 {
     static const int64_t lengths[] = {1, 63, 64, 65, 127, 128, 129, 1 << 20};
@@ -441,6 +462,7 @@ void test_plan(test_run *run)
     RUN(run, a_backward_prepares_then_goes_over_keys_then_queries);
     RUN(run, a_backward_of_bfloat16_repeats_both_passes);
     RUN(run, only_the_passes_of_wanted_gradients_run);
+    RUN(run, every_legal_problem_has_its_kernels);
     RUN(run, grids_cover_every_row_head_and_batch);
     RUN(run, the_workspace_holds_what_the_steps_exchange);
     RUN(run, bfloat16_needs_a_scale_for_each_row);

@@ -434,6 +434,14 @@ static void a_rotary_launch_that_fails_says_why(test_run *run)
     state->code = 719;
     CHECK(run, launch(run, FA_HIP, "", &p, &counts, &error) == FA_EDEVICE);
     CHECK_TEXT(run, error.text, "fa_rotary: hipModuleLaunchKernel");
+    p.out_q.data = NULL;
+    CHECK(run, launch(run, FA_HIP, "", &p, &counts, &error) == FA_EINVAL);
+    CHECK_TEXT(run, error.text, "out_q: expected its address, got none");
+    p.out_q.data = address(AT_OUT_Q);
+    state->arch_r0600 = "gfx9999"; /* of which there is no code */
+    CHECK(run, launch(run, FA_HIP, "", &p, &counts, &error) == FA_ECODE);
+    CHECK_TEXT(run, error.text, "fa_gfx9999_f32.co: expected a code object");
+    state->arch_r0600 = "gfx906";
     p.out_k.data = NULL;
     CHECK(run, launch(run, FA_HIP, "", &p, &counts, &error) == FA_EINVAL);
     CHECK_TEXT(run, error.text, "out_k: expected its address, got none");
