@@ -174,6 +174,15 @@ def _all_finite(*tensors: Tensor) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
+def _are_ordinary(q: Tensor, k: Tensor, v: Tensor, features: Features) -> bool:
+    """Whether no NaN or infinity is in them, but for a -inf that hides a key."""
+    hiding = [t for t in (features.bias, features.sink) if t is not None]
+    slopes = [] if features.alibi is None else [features.alibi]
+    return _all_finite(q, k, v, *slopes) and not any(
+        bool((torch.isnan(t) | torch.isposinf(t)).any()) for t in hiding
+    )
+
+
 def _refuse(what: str, q: Tensor) -> None:
     from ._record import last_record
 
@@ -207,9 +216,9 @@ def check_forward(
     """
     if not _is_served(q, k, v):
         return
-    if not _all_finite(q, k, v):
+    if not _are_ordinary(q, k, v, features):
         _state.nonfinite += 1
-        raise Rejected(Reason.NONFINITE, "q, k or v has a NaN or an infinity")
+        raise Rejected(Reason.NONFINITE, "an input has a NaN or an infinity")
     _state.checked += 1
     block = _Block(q, k, v, features, _rows_of(q, k))
     p = block.dropped(block.p)
@@ -254,7 +263,9 @@ def check_backward(
     Raises:
         Rejected: one is wrong.
     """
-    if not _is_served(q, k, v) or not _all_finite(q, k, v, dout):
+    if not _is_served(q, k, v) or not _are_ordinary(q, k, v, features):
+        return
+    if not _all_finite(dout) or (dlse is not None and not _all_finite(dlse)):
         return
     _state.checked += 1
     parts: list[Any] = [q, k, v, dout, dlse, *grads[:3]]

@@ -174,6 +174,27 @@ def test_bad_input_is_stocks_and_counted(bad, which):
     assert not fa.status()["breakers"]
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["bias", "sink"])
+def test_bad_features_are_counted_and_open_no_breaker(bad, name):
+    tensors = qkv(1, 2, 9, 16)
+    feature = torch.zeros((9, 9) if name == "bias" else (2,))
+    feature[0] = bad
+    before = counts()["nonfinite_inputs"]
+    with pytest.raises(FlashAttnError, match="NaN or an infinity"):
+        fa.attention(*tensors, **{name: feature})
+    assert counts()["nonfinite_inputs"] == before + 1
+    assert not fa.status()["breakers"]
+
+
+def test_a_bias_that_hides_keys_is_ordinary():
+    bias = torch.zeros(9, 9).masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf)
+    tensors = [t.requires_grad_() for t in qkv(1, 2, 9, 16)]
+    before = counts()
+    fa.attention(*tensors, bias=bias).square().sum().backward()
+    assert counts() == {**before, "checked": before["checked"] + 2}
+
+
 def test_one_call_in_n_is_checked():
     _verify.set_every(4)
     inputs = qkv(1, 1, 8, 8, dtype=torch.float32)
