@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from . import _chunked, _ops, _verify
+from . import _chunked, _ops, _served, _verify
 from ._errors import FlashAttnError, LaunchFailure
 from ._features import BIAS, NUMBERS, SINK, TENSORS, Features, features_of
 from ._grad_check import check_gradients
@@ -90,7 +90,7 @@ def _launch(
     grads_fp32: bool,
 ) -> tuple[Tensor | None, ...]:
     """The op, on the architecture that simulated the forward; None if not wanted."""
-    op: Any = _ops.backward_op
+    op: Any = _served.backward_op if is_dynamo_compiling() else _ops.backward_op
     none = absent_for(q)
     dlse = none if dlse is None else dlse
     inputs = (q, k, v, features.bias, features.sink)
@@ -162,7 +162,7 @@ def _gradients(
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, features: Features, needs_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    op: Any = _ops.op
+    op: Any = _served.forward_op if is_dynamo_compiling() else _ops.op
     args = features.op_args(absent_for(q))
     made: tuple[Tensor, Tensor, Tensor]
     if is_dynamo_compiling():

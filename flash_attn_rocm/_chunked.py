@@ -1,8 +1,9 @@
 """Gradients of attention in torch ops, for blocks of query rows at a time.
 
-What the kernels do not do: the second derivative, and the first where a launch of
-the backward failed. Slower than a kernel, but memory stays O(N x block), and every
-number is accumulated in float32 (float64 for float64). _scores makes a block's P.
+What the kernels do not do: the second derivative, the first where a launch of the
+backward failed, and in a compiled graph a forward whose launch failed. Slower than a
+kernel, but memory stays O(N x block), and every number is accumulated in float32
+(float64 for float64). _scores makes a block's P.
 
 For one head, with S = scale Q K^T, X = f(S) + ALiBi + bias where f is the softcap,
 P = softmax(X) (with a sink one key more, p_s), R the factors of dropout and the
@@ -170,6 +171,48 @@ def _zeros(tensor: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | 
 
 def _like(tensor: Tensor | None, other: Tensor | None) -> Tensor | None:
     return tensor if tensor is None or other is None else tensor.to(other.dtype)
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, features: Features
+) -> tuple[Tensor, Tensor]:
+    """The output (B, H, Sq, Dv) and the log-sum-exp (B, H, Sq).
+
+    In float32 (float64 for float64).
+    """
+    dtype = _ops.lse_dtype(q.dtype)
+    batch, heads, seqlen_q, _ = q.shape
+    heads_k, seqlen_k = k.shape[1], k.shape[2]
+    out = q.new_zeros((batch, heads, seqlen_q, v.shape[3]), dtype=dtype)
+    lse = q.new_full((batch, heads, seqlen_q), float("-inf"), dtype=dtype)
+    if q.numel() == 0 or seqlen_k == 0:
+        if features.sink is not None:
+            lse.copy_(features.sink.to(dtype).reshape(1, -1, 1).expand_as(lse))
+        return out, lse
+    step = max(1, BLOCK_ELEMENTS // (batch * heads * seqlen_k))
+    with torch.autocast(q.device.type, enabled=False):
+        k, v = k.to(dtype), v.to(dtype)
+        for begin in range(0, seqlen_q, step):
+            rows = slice(begin, min(begin + step, seqlen_q))
+            block = q[:, :, rows].to(dtype)
+            grouped = block.reshape(batch, heads_k, -1, block.shape[3])
+            weights = weights_of(features, q.shape, grouped, k, rows)
+            p, scores, seen = weights.p, weights.scores, weights.seen
+            values = v
+            if seen is not None:
+                # What no row of the block sees may be NaN.
+                values = v.masked_fill(~seen.any(-2).unsqueeze(-1), 0.0)
+                scores = scores.masked_fill(~seen, float("-inf"))
+            if features.sink is not None:
+                column = weights.per_head(features.sink.to(dtype))
+                column = column.expand(*scores.shape[:3], 1)
+                scores = torch.cat([scores, column], -1)
+            if weights.dropout is not None:
+                p = p * weights.dropout
+            shape = (batch, heads, rows.stop - rows.start)
+            out[:, :, rows] = (p @ values).reshape(*shape, -1)
+            lse[:, :, rows] = scores.logsumexp(-1).reshape(shape)
+    return out, lse
 
 
 def first_order(call: Call) -> Five:

@@ -110,9 +110,13 @@ def _set(policy: _Policy) -> None:
         raise FlashAttnError(str(error)) from None
 
 
-def last_failure() -> Reason:
-    """Why the op that just raised on this thread was not served."""
-    return _FAILURES.get(_ops.ext.last_failure(), Reason.FAILED)
+def last_failure() -> tuple[str, Reason]:
+    """Why the op that just raised on this thread was not served: C's word, and ours.
+
+    To be asked once: it is forgotten.
+    """
+    word: str = _ops.ext.last_failure()
+    return word, _FAILURES.get(word, Reason.FAILED)
 
 
 def disable(reason: str = "") -> None:

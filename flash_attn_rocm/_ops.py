@@ -288,27 +288,35 @@ def _backward_flops(
     return int(_products(q, k) * widths)
 
 
-def _register_flops() -> None:
-    """Let FlopCounterMode count the ops, where this torch has it."""
+def describe(forward: Any, backward: Any) -> None:
+    """Give an op like fwd and one like bwd their fake kernels and their flops."""
+    for packet, fake in ((forward, _fake), (backward, _fake_backward)):
+        torch.library.register_fake(packet.default._name)(fake)
     try:
         from torch.utils.flop_counter import register_flop_formula
     except ImportError:
         return
     register: Any = register_flop_formula
-    register(torch.ops.flash_attn_rocm.fwd)(_flops)
-    register(torch.ops.flash_attn_rocm.bwd)(_backward_flops)
+    register(forward)(_flops)
+    register(backward)(_backward_flops)
 
 
 # --------------------------------------------------------------------------
 # Registration
 
 
-def _register_from_python() -> None:
-    from ._python_ops import backward, forward, rotary
-
+def fragment() -> Any:
+    """A torch.library.Library for more ops of this package, which lives for good."""
     make: Any = torch.library.Library  # untyped in torch
     library = make("flash_attn_rocm", "FRAGMENT")
     _libraries.append(library)
+    return library
+
+
+def _register_from_python() -> None:
+    from ._python_ops import backward, forward, rotary
+
+    library = fragment()
     library.define(SCHEMA)
     library.define(BACKWARD_SCHEMA)
     library.define(ROTARY_SCHEMA)
@@ -344,10 +352,8 @@ def load() -> None:
         else:
             _register_from_python()
             registered = "python"
-        torch.library.register_fake("flash_attn_rocm::fwd")(_fake)
-        torch.library.register_fake("flash_attn_rocm::bwd")(_fake_backward)
+        describe(torch.ops.flash_attn_rocm.fwd, torch.ops.flash_attn_rocm.bwd)
         torch.library.register_fake("flash_attn_rocm::rotary")(_fake_rotary)
-        _register_flops()
         rotary_op = torch.ops.flash_attn_rocm.rotary.default
         backward_op = torch.ops.flash_attn_rocm.bwd.default
         op = torch.ops.flash_attn_rocm.fwd.default

@@ -87,9 +87,9 @@ def last_geometry() -> Geometry | None:
 
 
 def reason_of_failure(error: BaseException) -> Reason:
-    """Why a fused call that raised on this thread was not served."""
+    """Why a fused call that raised on this thread was not served; to be asked once."""
     reason = getattr(error, "reason", None)
-    return reason if isinstance(reason, Reason) else last_failure()
+    return reason if isinstance(reason, Reason) else last_failure()[1]
 
 
 _TRIED = (Reason.FAILED, Reason.LATE, Reason.BREAKER, Reason.VERIFY)

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import _grad_check, _ops, _verify
+from . import _grad_check, _ops, _served, _verify
 from ._autograd import attention
 from ._config import logger
 from ._eligibility import reason_of, route
@@ -37,6 +37,7 @@ NAME = "scaled_dot_product_attention"
 original: Callable[..., Tensor] = stock_sdpa
 
 _op: Callable[..., tuple[Tensor, ...]] = _ops.op  # type: ignore[assignment]
+_served_op: Callable[..., tuple[Tensor, ...]] = _served.forward_op
 
 
 def _run(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -105,7 +106,7 @@ def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
     if not _state.patched:
         return original(*args, **kwargs)
     if is_dynamo_compiling():  # nothing can be recorded or caught while tracing
-        result = route(_op, _attend, *args, **kwargs)
+        result = route(_served_op, _attend, *args, **kwargs)
         if isinstance(result, Reason):
             return original(*args, **kwargs)
         return result[0]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from .. import _soak, _soak_faults, _soak_plot, _soak_report
-from .._config import logger
+from .._config import config, logger
 from .._errors import FlashAttnError
 from .._soak_telemetry import Telemetry
 
@@ -95,9 +95,8 @@ def add(commands: Any) -> None:
     what.add_argument(
         "--cooldown",
         type=_length,
-        default=1.0,
         metavar="S",
-        help="seconds that a breaker rests; 0: the next call tries it (%(default)s)",
+        help="seconds that a breaker rests (60; simulated 0: the next call tries it)",
     )
     files = parser.add_argument_group("files")
     files.add_argument("--journal", type=Path, required=True, metavar="FILE")
@@ -132,6 +131,13 @@ def add(commands: Any) -> None:
     parser.set_defaults(run=_run)
 
 
+def _cooldown(options: argparse.Namespace) -> float:
+    """As said, or: of a simulator that does thousands of calls in a second, none."""
+    if options.cooldown is not None:
+        return float(options.cooldown)
+    return 0.0 if options.device == "sim" else config.cooldown_s
+
+
 def _run(options: argparse.Namespace) -> int:
     seconds = _seconds(options)
     _refuse_early(options)
@@ -143,7 +149,7 @@ def _run(options: argparse.Namespace) -> int:
         seconds=seconds,
         batch=options.batch,
         device=options.device,
-        cooldown_s=options.cooldown,
+        cooldown_s=_cooldown(options),
     )
     with _quiet(), _progress(options.calls, seconds) as progress:
         summary, stopped = _soak.soak(

@@ -1,0 +1,111 @@
+"""The ops as compiled graphs call them: a call that fails is answered by torch ops.
+
+In an eager call our Python catches what the op raises, and stock SDPA answers. In a
+compiled graph nobody stands around the op, and a kernel whose breaker is open must not
+end a training run. So graphs hold fwd_served and bwd_served, which have the arguments
+and results of fwd and bwd, call those, and compute the same with torch ops if a launch
+fails, is late or is refused by a breaker. All other errors are the caller's: raised.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _chunked, _ops, _verify
+from ._features import TENSORS, Features, features_of
+from ._guard import last_failure
+from ._record import note
+
+# What last_failure() says of calls that something else can still answer.
+_ANSWERABLE = ("breaker", "late", "device")
+
+
+def _features(arguments: tuple[Any, ...]) -> Features:
+    """Of the ops' arguments, in which a tensor without elements is absent."""
+    tensors = [t if t is not None and t.numel() else None for t in arguments[:TENSORS]]
+    return features_of(tensors, arguments)
+
+
+def _may_answer(error: RuntimeError) -> bool:
+    """Whether to go on without the kernel; then it is noted why."""
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return False
+    if isinstance(error, _verify.Rejected):
+        note(error.reason, str(error))
+        return True
+    word, reason = last_failure()
+    if word in _ANSWERABLE:
+        note(reason, str(error))
+    return word in _ANSWERABLE
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> _ops.Three:
+    """fwd_served: out, lse and out_lo of fwd."""
+    op: Any = _ops.op
+    made: _ops.Three
+    try:
+        made = op(q, k, v, *rest)
+        if _verify.is_due():
+            _verify.check_forward(q, k, v, _features(rest[:-1]), made[0])
+        return made
+    except RuntimeError as error:
+        if not _may_answer(error):
+            raise
+    # Without the residue, which only an exact backward asks for.
+    out, lse, out_lo = _ops.outputs(q, v, rest[-1])
+    exact_out, exact_lse = _chunked.forward(q, k, v, _features(rest[:-1]))
+    out.copy_(exact_out)
+    lse.copy_(exact_lse)
+    return out, lse, out_lo.zero_()
+
+
+def backward(
+    dout: Tensor, dlse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
+) -> _ops.Five:
+    """bwd_served: the gradients of bwd."""
+    op: Any = _ops.backward_op
+    *options, wanted, grads_fp32 = rest[3:]  # behind out, lse and out_lo
+    features = _features(tuple(options))
+    given = dlse if dlse.numel() else None
+    made: _ops.Five
+    try:
+        made = op(dout, dlse, q, k, v, *rest)
+        if _verify.is_due():
+            grads = [t if t.numel() else None for t in made[:3]]
+            _verify.check_backward(q, k, v, features, dout, given, tuple(grads))
+        return made
+    except RuntimeError as error:
+        if not _may_answer(error):
+            raise
+    results = _ops.gradients(q, k, v, features.bias, wanted, grads_fp32)
+    exact = _chunked.first_order(_chunked.Call(q, k, v, dout, given, features))
+    for result, grad in zip(results[:4], exact):
+        if result.numel() and grad is not None:
+            result.copy_(grad)
+    dsink = results[4].zero_()
+    if dsink.numel() and exact[4] is not None:
+        dsink[0, :, 0] = exact[4]  # whoever asked adds up the queries
+    return results
+
+
+def _register() -> tuple[Any, Any]:
+    """Define both beside fwd and bwd, whose fake kernels and flops are theirs."""
+    if _ops.op is None:
+        return None, None
+    library: Any = _ops.fragment()
+    for schema, kernel in ((_ops.SCHEMA, forward), (_ops.BACKWARD_SCHEMA, backward)):
+        name, _, arguments = schema.partition("(")
+        library.define(f"{name}_served({arguments}")
+        for key in ("CPU", "CUDA"):
+            library.impl(f"{name}_served", kernel, key)
+    ops = torch.ops.flash_attn_rocm
+    _ops.describe(ops.fwd_served, ops.bwd_served)
+    return ops.fwd_served.default, ops.bwd_served.default
+
+
+forward_op, backward_op = _register()
