@@ -261,6 +261,7 @@ int main(int argc, char **argv)
     test_latency(&run);
     test_breaker(&run);
     test_guard(&run);
+    test_guard_failures(&run);
     test_guard_life(&run);
     test_memory(&run);
     test_kernels(&run);

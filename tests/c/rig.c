@@ -164,6 +164,22 @@ const char *rig_step(rig *r, int step)
     return r->call->plan.step[step].variant->symbol;
 }
 
+bool rig_is_op(const rig *r, int at, int what, const void *stream)
+{
+    const fake_op *op = &r->fake->op[at];
+    return at < r->fake->ops && (int)op->what == what && op->stream == stream;
+}
+
+void rig_trip(rig *r, const char *kernel, int64_t cooldown_ns)
+{
+    fa_policy policy = r->policy;
+    policy.cooldown_ns = cooldown_ns;
+    fa_guard_set(r->guard, &policy);
+    CHECK(r->run, fa_guard_trip(r->guard, r->call->target.backend, 0, kernel,
+                                "by a test", -1, &r->error) == FA_OK);
+    fa_guard_set(r->guard, &r->policy);
+}
+
 /* -- waiting ---------------------------------------------------------------- */
 
 void rig_sleep_ms(int ms)

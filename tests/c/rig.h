@@ -55,6 +55,11 @@ fa_status rig_backward(rig *r, rig_call *c);
 const char *rig_forward_kernel(void);
 const char *rig_step(rig *r, int step); /* of the last plan of r->call */
 
+/* Whether the `at`-th operation on a stream was this one. */
+bool rig_is_op(const rig *r, int at, int what, const void *stream);
+/* Opens a kernel of the first device by hand. */
+void rig_trip(rig *r, const char *kernel, int64_t cooldown_ns);
+
 /* Waits, some seconds at most, for what the watching thread does; of a miss with
  * its folder also for the mark there. */
 bool rig_waits_until_over(rig *r);

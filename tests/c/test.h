@@ -91,6 +91,7 @@ void test_flight(test_run *run);
 void test_latency(test_run *run);
 void test_breaker(test_run *run);
 void test_guard(test_run *run);
+void test_guard_failures(test_run *run);
 void test_guard_life(test_run *run);
 void test_memory(test_run *run);
 
