@@ -1,0 +1,207 @@
+"""What the extension's functions refuse, and what they say about it.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+import torch
+from helpers import run_python
+
+import flash_attn_rocm._C as C
+from flash_attn_rocm import _guard, _ops
+from flash_attn_rocm._config import config, simulator_path
+
+POLICY = ("async", 50.0, 2000.0, 60.0, False, None, None)
+SHAPES = [(1, 1, 2, 8), (16, 16, 8, 1)] * 3
+
+
+EMPTY = torch.empty(0)
+
+
+def call_fwd(q, k, v, seed=EMPTY, dropout_p=0.0):
+    features = [seed if n == "seed" else EMPTY for n in _ops.FEATURE_TENSORS]
+    return torch.ops.flash_attn_rocm.fwd.default(
+        q, k, v, *features, 0.25, 0.0, dropout_p, 0, -1, -1, 0, 0, 0, False
+    )
+
+
+class Truthless:
+    def __bool__(self):
+        raise ArithmeticError("no truth")
+
+
+def policy(**changed):
+    names = "mode factor floor_ms cooldown_s abort dir dir_else".split()
+    return [changed.get(name, value) for name, value in zip(names, POLICY)]
+
+
+@pytest.fixture(autouse=True)
+def restore():
+    """The policy, and a configuration that launches nothing."""
+    C.configure(config.code_dir, simulator_path(), "null", lambda: None)
+    yield
+    _guard.configure()
+    _ops.configure(config.device)
+
+
+REFUSED = {
+    "no arguments": (C.guard, (), TypeError, "guard: expected 7 positional"),
+    "mode": (C.guard, policy(mode="on"), ValueError, "expected off, async or sync"),
+    "mode's type": (C.guard, policy(mode=1), ValueError, "expected off, async or sync"),
+    "factor": (C.guard, policy(factor=0.0), ValueError, "factor: expected a number"),
+    "factor nan": (C.guard, policy(factor=float("nan")), ValueError, "factor: "),
+    "factor's type": (C.guard, policy(factor="x"), TypeError, "must be real number"),
+    "floor": (
+        C.guard,
+        policy(floor_ms=-1.0),
+        ValueError,
+        "floor_ms: expected a number",
+    ),
+    "floor's type": (C.guard, policy(floor_ms="x"), TypeError, "must be real number"),
+    "cooldown": (C.guard, policy(cooldown_s=-2.0), ValueError, "cooldown_s: expected"),
+    "abort": (C.guard, policy(abort=Truthless()), ArithmeticError, "no truth"),
+    "dir": (C.guard, policy(dir=1), TypeError, ""),
+    "dir_else": (C.guard, policy(dir_else=1), TypeError, ""),
+    "trip": (C.breaker_trip, ("sim",), TypeError, "expected 3 positional arguments"),
+    "trip's type": (
+        C.breaker_trip,
+        ("sim", 1, ""),
+        TypeError,
+        "kernel: expected a str",
+    ),
+    "trip's text": (C.breaker_trip, ("sim", "\udcff", ""), UnicodeError, ""),
+    "device": (C.breaker_trip, ("tpu:0", "k", ""), ValueError, "device: expected one"),
+    "trip's count": (C.breaker_trip, ("",) * 4, TypeError, "expected 3 positional"),
+    "wanted": (C.workspace, (0, *[(1, 1, 2, 8)] * 3, "x"), TypeError, ""),
+    "kernel": (C.breaker_trip, ("sim", "k", ""), C.Error, "kernel: expected one that"),
+    "reset": (C.breaker_reset, (1,), TypeError, "kernel: expected a str, got 1"),
+    "list": (C.store_list, (None,), TypeError, "dir: expected a path, got None"),
+    "list's type": (C.store_list, (1,), TypeError, ""),
+    "list's folder": (C.store_list, ("/proc/version",), C.Error, "/proc/version"),
+    "store_reset": (C.store_reset, (), TypeError, "expected 1 positional arguments"),
+    "its type": (C.store_reset, (1,), TypeError, ""),
+    "its folder": (C.store_reset, (None,), TypeError, "dir: expected a path, got None"),
+    "its file": (C.store_reset, ("/proc/version",), C.Error, "/proc/version"),
+    "its kernel": (C.store_reset, ("/tmp", 1), TypeError, "kernel: expected a str"),
+    "workspace": (C.workspace, (0,), TypeError, "expected 5 positional arguments"),
+    "its sizes": (C.workspace, (0, (1,), (1,), (1,), 0), TypeError, "q_size: expected"),
+    "load": (C.load, (0,), TypeError, "expected 3 positional arguments"),
+    "its dtype": (C.load, (0, 0, "gfx906", 9), ValueError, "dtype: expected 0..3"),
+    "its dtype's type": (C.load, (0, 0, "gfx906", "x"), TypeError, ""),
+    "its device": (C.load, (1 << 40, 0, "gfx906"), OverflowError, "of 32 bits"),
+    "its name": (C.load, (0, 0, "x" * 99), RuntimeError, "arch: expected a name such"),
+    "its name's text": (C.load, (0, 0, "\udcff"), UnicodeError, ""),
+    "bf16": (
+        C.configure,
+        ("/", "/", "null", lambda: None, "fast"),
+        C.Error,
+        "bf16: expected auto or strict, got fast",
+    ),
+    "rotary": (C.rotary, (0,), TypeError, "expected 24 positional arguments"),
+    "dtype": (C.plan, ("x", 16, 16, 16, *SHAPES, 1.0, 0), TypeError, ""),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_is_named(case):
+    function, arguments, error, text = REFUSED[case]
+    with pytest.raises(error) as caught:
+        function(*arguments)
+    assert text in str(caught.value)
+
+
+TENSOR = [(1, 1, 2, 8), (16, 16, 8, 1)]
+CALLS = {  # what a call on addresses takes, in order
+    "forward": [0, 0, 0, None, 0, *[16] * 6, 16, 4096, *TENSOR * 3, TENSOR[1], 1.0, 0],
+    "backward": [
+        *(0, 0, 0, None, 0, False, 1, *[16] * 11, 16, 4096, *TENSOR * 3),
+        *(TENSOR[1], TENSOR[1], (2, 2, 1), *[TENSOR[1]] * 3, 1.0, 0, None, 16, 16),
+    ],
+    "rotary": [
+        *(0, 0, 0, None, 0, 2, *[16] * 6, *TENSOR * 2),
+        *([(1, 2, 1, 4), (8, 4, 4, 1)] * 2),
+        *(TENSOR[1], TENSOR[1], False, False),
+    ],
+}
+
+
+@pytest.mark.parametrize("function", CALLS)
+def test_a_call_checks_each_of_its_arguments(function):
+    good = CALLS[function]
+    try:
+        getattr(C, function)(*good)
+    except RuntimeError:
+        pass  # as a problem: the types are right
+    for place in range(len(good)):
+        bad = [*good[:place], Truthless(), *good[place + 1 :]]
+        with pytest.raises((TypeError, ArithmeticError)):
+            getattr(C, function)(*bad)
+
+
+def test_a_workspace_that_is_too_small_is_refused():
+    bf16 = list(CALLS["forward"])
+    bf16[4], bf16[12] = 1, 8
+    with pytest.raises(RuntimeError, match=r"workspace: expected \d+ bytes, got 8"):
+        C.forward(*bf16)
+
+
+def test_an_exception_without_a_text_is_reported_as_such():
+    class Silent(Exception):
+        def __str__(self):
+            raise ArithmeticError
+
+    def sim_arch():
+        raise Silent
+
+    C.configure(config.code_dir, simulator_path(), "sim", sim_arch)
+    q, k, v = (torch.zeros(1, 1, 4, 16).half() for _ in "qkv")
+    with pytest.raises(RuntimeError, match="got an exception: without a text"):
+        call_fwd(q, k, v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.uint8])
+def test_a_seed_of_another_type_is_named(dtype):
+    q, k, v = (torch.zeros(1, 1, 4, 16).half() for _ in "qkv")
+    with pytest.raises(RuntimeError, match="seed: expected dtype int64, got "):
+        call_fwd(q, k, v, seed=torch.zeros(2, dtype=dtype), dropout_p=0.5)
+
+
+def test_without_a_guard_nothing_can_be_opened():
+    code = """
+        import importlib.util, sys
+        spec = importlib.util.spec_from_file_location("flash_attn_rocm._C", sys.argv[1])
+        C = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(C)
+        try:
+            C.breaker_trip("sim", "kernel", "cause")
+        except ValueError as error:
+            assert "guard: expected one, got none yet" in str(error)
+        else:
+            raise AssertionError
+        C.breaker_reset(None)
+        C.guard_stop()
+        assert C.breakers() == C.latency() == C.complaints() == []
+        assert set(C.guard_counts().values()) == {0}
+        C.keep(object())
+        assert C.last_failure() == ""
+    """
+    run_python(textwrap.dedent(code), C.__file__)
+
+
+def test_reason_codes_are_bounded():
+    code = """
+        import flash_attn_rocm, flash_attn_rocm._C as C
+        try:
+            for i in range(1000):
+                C.record_fallback(f"reason-{i}")
+        except RuntimeError as error:
+            assert "reason: expected one of at most" in str(error), error
+        else:
+            raise AssertionError
+        assert i > 20
+    """
+    run_python(textwrap.dedent(code))
