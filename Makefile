@@ -9,7 +9,7 @@ READY  := $(VENV)/.ready
 DEMO   ?=
 PYTEST ?= tests
 
-.PHONY: help demo test ctest fuzz sanitize mutate mutate-isa build kernels \
+.PHONY: help demo test ctest fuzz sanitize coverage mutate mutate-isa build kernels \
         standin bench-sim bench-overhead bench-accuracy bench-memory \
         bench-bounds bench-features bench-guard lint format clean distclean
 
@@ -18,6 +18,7 @@ help:
 	@echo 'make test            C and Python tests (FA_TEST=full: the slow ones too)'
 	@echo 'make ctest           C tests of the host layer (FA_SANITIZE=address,undefined)'
 	@echo 'make sanitize        C and simulator tests under ASan, UBSan and TSan (5 min)'
+	@echo 'make coverage        error exits of the C code that no test reaches (fails if any)'
 	@echo 'make fuzz            damaged objects and random kernels (FUZZ_SECONDS=600)'
 	@echo 'make build           extension, simulator and kernels into the source tree'
 	@echo 'make kernels         kernels and their table (FA_ARCHS="gfx906;gfx1100" or all)'
@@ -67,6 +68,10 @@ ctest: $(VENV)/.installed
 # Both leave what `build` made alone: their builds lie in build/.
 sanitize: build
 	@$(PY) scripts/sanitize.py -n $(JOBS)
+
+# Every error exit of csrc/host and csrc/python that no test reaches.
+coverage: build
+	@$(PY) scripts/coverage.py -n $(JOBS)
 
 fuzz:
 	@$(MAKE) --no-print-directory -C tests/fuzz
