@@ -204,6 +204,7 @@ static fa_flight *get_flight(fa_guard *g, int which, fa_error *complaint)
     }
     if (fa_flight_sweep(g->dir[which], blame, &j, complaint) == FA_OK &&
         fa_flight_open(g->dir[which], &g->flight[which], complaint) == FA_OK) {
+        complaint->text[0] = '\0'; /* of a name that was taken */
         /* An abort is noted in one file: that of GPUs, if there is one. */
         if (which == 0 || g->flight[0] == NULL) {
             (void)fa_flight_note_aborts(g->flight[which], complaint);
