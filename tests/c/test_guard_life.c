@@ -329,30 +329,6 @@ static void guard_next_on_the_folder_knows_what_was_open(test_run *run)
     rig_close(r);
 }
 
-/* Of two at a time on one folder each has its file; what one finds, the other
- * hears of when it starts anew. */
-static void guard_shares_its_folder(test_run *run)
-{
-    fa_guard *other = NULL;
-    rig *r = rig_open(run, FA_HIP, FA_GUARD_SYNC, true);
-    CHECK(run, rig_forward(r, r->call) == FA_OK);
-    CHECK(run, fa_guard_open(&r->policy, &other, &r->error) == FA_OK);
-    r->call->target.guard = other;
-    CHECK(run, rig_forward(r, r->call) == FA_OK);
-    CHECK(run, scratch_count(r->folder, "flight-") == 2);
-    CHECK(run, fa_guard_trip(other, FA_HIP, 0, rig_forward_kernel(), "x", -1,
-                             &r->error) == FA_OK);
-    fa_guard_close(other);
-    r->call->target.guard = r->guard;
-    CHECK(run, rig_forward(r, r->call) == FA_OK);
-    rig_again(r);
-    CHECK(run, rig_forward(r, r->call) == FA_EOPEN);
-    fa_guard_reset(r->guard, NULL);
-    rig_again(r);
-    CHECK(run, rig_forward(r, r->call) == FA_OK);
-    rig_close(r);
-}
-
 static void complaint_of(rig *r, char text[FA_ERROR_CHARS])
 {
     fa_backend backend = FA_SIM;
@@ -365,6 +341,34 @@ static void complaint_of(rig *r, char text[FA_ERROR_CHARS])
     }
     CHECK(r->run, !fa_guard_station(r->guard, 1, &backend, &device, &breaker,
                                     &latency));
+}
+
+/* Of two at a time on one folder each has its file; what one finds, the other
+ * hears of when it starts anew. */
+static void guard_shares_its_folder(test_run *run)
+{
+    char text[FA_ERROR_CHARS];
+    fa_guard *other = NULL;
+    rig *r = rig_open(run, FA_HIP, FA_GUARD_SYNC, true);
+    CHECK(run, rig_forward(r, r->call) == FA_OK);
+    CHECK(run, fa_guard_open(&r->policy, &other, &r->error) == FA_OK);
+    r->call->target.guard = other;
+    CHECK(run, rig_forward(r, r->call) == FA_OK);
+    CHECK(run, scratch_count(r->folder, "flight-") == 2);
+    rig *const second = &(rig){.run = run, .guard = other};
+    complaint_of(second, text); /* that the first name was taken is none */
+    CHECK(run, text[0] == '\0');
+    CHECK(run, fa_guard_trip(other, FA_HIP, 0, rig_forward_kernel(), "x", -1,
+                             &r->error) == FA_OK);
+    fa_guard_close(other);
+    r->call->target.guard = r->guard;
+    CHECK(run, rig_forward(r, r->call) == FA_OK);
+    rig_again(r);
+    CHECK(run, rig_forward(r, r->call) == FA_EOPEN);
+    fa_guard_reset(r->guard, NULL);
+    rig_again(r);
+    CHECK(run, rig_forward(r, r->call) == FA_OK);
+    rig_close(r);
 }
 
 static void guard_keeps_nothing_in_a_folder_of_others(test_run *run)
@@ -389,8 +393,10 @@ static void guard_runs_whatever_the_disk_does(test_run *run)
     char text[FA_ERROR_CHARS];
     bool happened = true;
     rig *one = rig_open(run, FA_NULL, FA_GUARD_SYNC, true);
+    const int shown = rig_hide_stderr(one);
     fault_set("mmap", 1, ENODEV);
     CHECK(run, rig_forward(one, one->call) == FA_OK && fault_happened());
+    rig_show_stderr(one, shown, text, sizeof text);
     complaint_of(one, text);
     CHECK_TEXT(run, text, "expected to map it, got: ");
     rig_close(one);
@@ -400,6 +406,7 @@ static void guard_runs_whatever_the_disk_does(test_run *run)
         r->call->target.guard = NULL;
         CHECK(run, rig_forward(r, r->call) == FA_OK);
         r->call->target.guard = r->guard;
+        const int hidden = rig_hide_stderr(r);
         fault_set(NULL, nth, EIO);
         const fa_status status = rig_forward(r, r->call);
         happened = fault_happened();
@@ -409,6 +416,7 @@ static void guard_runs_whatever_the_disk_does(test_run *run)
         } else {
             CHECK(run, status == FA_OK);
         }
+        rig_show_stderr(r, hidden, text, sizeof text);
         complaint_of(r, text);
         CHECK(run, rig_forward(r, r->call) == FA_OK);
         CHECK(run, rig_latency_calls(r, rig_forward_kernel()) >= 1);

@@ -81,6 +81,8 @@ static void check_lives(test_run *run, fa_guard_mode first)
     int nth = 0;
     while (happened) {
         rig *r = rig_open(run, FA_HIP, FA_GUARD_ASYNC, true);
+        char text[64];
+        const int hidden = rig_hide_stderr(r);
         const int descriptors = scratch_descriptors();
         fa_guard_close(r->guard);
         fa_runtime_close(r->runtime);
@@ -97,6 +99,7 @@ static void check_lives(test_run *run, fa_guard_mode first)
         fa_guard_close(r->guard);
         r->guard = NULL;
         CHECK(run, scratch_descriptors() == descriptors);
+        rig_show_stderr(r, hidden, text, sizeof text);
         CHECK(run, scratch_count(r->folder, "flight-") == 0);
         CHECK(run, r->fake->events == 0 && r->fake->streams == 0);
         CHECK(run, r->fake->loads > r->fake->unloads);
