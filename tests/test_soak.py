@@ -34,7 +34,7 @@ pytestmark = needs_simulator
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
-SECONDS = 180 if FULL else 30
+SECONDS = int(os.environ.get("FA_SOAK_SECONDS", 180 if FULL else 30))
 
 
 def start(folder, *words):
