@@ -49,6 +49,9 @@ def restore():
 
 
 REFUSED = {
+    "device's count": (C.guard_device, (1,), TypeError, "expected 3 positional"),
+    "device's type": (C.guard_device, ("x", 0, None), TypeError, ""),
+    "device's arch": (C.guard_device, (0, 0, "x" * 99), RuntimeError, "arch: expected"),
     "no arguments": (C.guard, (), TypeError, "guard: expected 7 positional"),
     "mode": (C.guard, policy(mode="on"), ValueError, "expected off, async or sync"),
     "mode's type": (C.guard, policy(mode=1), ValueError, "expected off, async or sync"),
@@ -206,3 +209,24 @@ def test_reason_codes_are_bounded():
         assert i > 20
     """
     run_python(textwrap.dedent(code))
+
+
+def test_a_device_is_known_before_its_first_call(tmp_path):
+    C.configure(config.code_dir, simulator_path(), "null", lambda: None)
+    C.guard_device(1, 5, None)
+    assert dict(C.identities())["null:5"] == "null:5"
+    C.breaker_trip("null:5", "fa_prepare", "a test", 3600.0)
+    rows = [row for row in C.breakers() if row[0] == "null:5"]
+    assert [row[1] for row in rows] == ["fa_prepare"] and rows[0][4] > 3500
+    C.breaker_reset(None)
+
+
+def test_a_device_that_cannot_be_reached_is_not_known():
+    C.configure(config.code_dir, "/nowhere/libhipsim.so", "sim", lambda: "gfx906")
+    with pytest.raises(RuntimeError, match="cannot load /nowhere"):
+        C.guard_device(0, 0, "gfx906")
+    with pytest.raises(RuntimeError, match="arch: expected a name"):
+        C.guard_device(0, 0, None)
+    C.configure(config.code_dir, simulator_path(), "off", lambda: None)
+    with pytest.raises(RuntimeError, match="mode: expected one that runs kernels"):
+        C.guard_device(0, 0, "gfx906")

@@ -250,6 +250,14 @@ fa_status fa_flight_open(const char *dir, fa_flight **flight, fa_error *error)
     return status;
 }
 
+void fa_flight_retire(fa_flight *flight)
+{
+    if (flight != NULL) {
+        forget(flight);
+        unlinkat(flight->folder, flight->name, 0);
+    }
+}
+
 void fa_flight_close(fa_flight *flight)
 {
     release(flight, true);

@@ -21,6 +21,9 @@ enum { FA_FLIGHT_SLOTS = 256, FA_FLIGHT_DEVICES = 32 };
 fa_status fa_flight_open(const char *dir, fa_flight **flight, fa_error *error);
 /* Orderly end: the file goes.  Accepts NULL. */
 void fa_flight_close(fa_flight *flight);
+/* Orderly end, while other threads may still mark: the file goes, the memory
+ * stays until fa_flight_close.  Accepts NULL. */
+void fa_flight_retire(fa_flight *flight);
 /* In the child of a fork: forgets it without touching the parent's file.  Marks
  * before this call would be the parent's.  Accepts NULL. */
 void fa_flight_forked(fa_flight *flight);

@@ -130,12 +130,8 @@ void fa_guard_stop(fa_guard *g)
     atomic_store(&g->mode, FA_GUARD_OFF);
     fa_watch_stop(&g->watch);
     (void)pthread_mutex_lock(&g->lock);
-    for (fa_station *s = atomic_load(&g->first); s != NULL; s = s->next) {
-        s->flight = NULL;
-    }
     for (int i = 0; i < 2; i++) {
-        fa_flight_close(g->flight[i]);
-        g->flight[i] = NULL;
+        fa_flight_retire(g->flight[i]);
     }
     (void)pthread_mutex_unlock(&g->lock);
 }

@@ -138,11 +138,13 @@ static fa_status set_policy(const fa_policy *policy, fa_error *error)
     if (status != FA_OK) {
         return status;
     }
+    /* The handlers need it; a fork before they are there finds it unused. */
+    atomic_store(&the_guard, guard);
     if (pthread_atfork(before_fork, in_parent, in_child) != 0) {
+        atomic_store(&the_guard, NULL);
         fa_guard_close(guard);
         return fa_fail(error, FA_ENOMEM, "guard: out of memory");
     }
-    atomic_store(&the_guard, guard);
     return FA_OK;
 }
 
