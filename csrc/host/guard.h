@@ -93,7 +93,7 @@ fa_status fa_guard_begin(const fa_target *target, const fa_driver *driver,
                          const fa_problem *problem, fa_ticket *ticket,
                          fa_error *error);
 /* What became of it: `status` of step `step`, or of all (plan->count).
- * Returns the status of the call.  With FA_ELATE, counts->late, if not NULL,
+ * Returns the status of the call.  On failure counts->late, if not NULL,
  * holds the kernel that still runs, and fa_guard_keep must be told what memory
  * it may use.  A call that must not be repeated (target->once) and was begun
  * ends with FA_EONCE instead of anything that would be answered otherwise. */

@@ -135,9 +135,7 @@ static PyObject *finish(const where *w, fa_status status, const fa_plan *plan,
 {
     fa_state_set_outcome(status);
     if (status != FA_OK) {
-        if (status == FA_ELATE) {
-            fa_state_set_late(counts->late);
-        }
+        fa_state_set_late(counts->late);
         return fa_raise_runtime_error(error);
     }
     fa_state_record(w->target.backend,

@@ -349,7 +349,7 @@ void fa_torch_return(uint64_t *stack, int inputs, fa_torch_tensor *results,
                      const fa_counts *counts, const fa_error *error)
 {
     fa_state_set_outcome(status);
-    if (status == FA_ELATE && counts->late != NULL) {
+    if (status != FA_OK && counts->late != NULL) {
         keep_all(stack, inputs, results, outputs, scratch, counts->late);
         fa_torch.check(false, __func__, "ops.c", __LINE__, error->text);
         return;
