@@ -26,6 +26,7 @@ from ._errors import FlashAttnError
 from ._flash_attn import flash_attn_func
 from ._guard import configure as configure_guard
 from ._guard import disable, enable
+from ._guard import reset as reset_breakers
 from ._metrics import MetricsServer, serve_metrics
 from ._profile import Profile, profile
 from ._reason import Reason
@@ -62,6 +63,7 @@ __all__ = [
     "patch",
     "patched",
     "profile",
+    "reset_breakers",
     "segment_tile_local_blocks",
     "serve_metrics",
     "simulate",

@@ -194,7 +194,10 @@ def trip(device: str, kernel: str, cause: str, cooldown_s: float | None = None) 
 
 
 def reset(kernel: str | None = None) -> None:
-    """Close the breaker of a kernel, or all, on every device and on disk."""
+    """Close the breaker of a kernel, or all, on every device and on disk.
+
+    Also those of kernels that did not pass their self-test.
+    """
     if _ops.ext is not None:
         _ops.ext.breaker_reset(kernel)
 

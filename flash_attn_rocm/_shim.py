@@ -43,7 +43,7 @@ _served_op: Callable[..., tuple[Tensor, ...]] = _served.forward_op
 def _run(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """The op, and its result verified if it is this call's turn."""
     made = _op(q, k, v, *rest)
-    if _verify.is_due():
+    if _verify.is_due(q):
         features = Features(scale=rest[TENSORS], causal=rest[TENSORS + 3])
         _verify.check_forward(q, k, v, features, made[0])
     return made

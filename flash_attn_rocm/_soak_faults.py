@@ -34,7 +34,7 @@ _TOO_SLOW = "slow:every=1,factor=1000000000"
 _SLOW = "slow:every=1,factor=2"
 _LAUNCHES = 4  # of a forward and a backward
 # The default plan: calls for each kind, one in so many of them struck, of a row in
-# which each fourth is. A breaker rests for a second, in which others pass by.
+# which each fourth is.
 _SECTION = 800
 _STRUCK = 60
 _EVERY = 4

@@ -145,7 +145,7 @@ class Summary:
     def _start(self, line: Line) -> None:
         self.starts += 1
         self._earlier = self.errors
-        # The simulator's breakers end with their process.
+        # Breakers that are kept nowhere end with their process.
         for key in [key for key in self.open if key not in line["open"]]:
             fault = self.open.pop(key)
             self.forgotten += 1

@@ -61,6 +61,9 @@ void fa_breaker_return(fa_breaker *breaker, ptrdiff_t row);
 /* It failed: open, whatever it was, for at least `cooldown_ns`. */
 void fa_breaker_trip(fa_breaker *breaker, ptrdiff_t row, int64_t cooldown_ns,
                      const char *cause);
+/* The same for this process alone: nothing goes to disk. */
+void fa_breaker_rest(fa_breaker *breaker, ptrdiff_t row, int64_t cooldown_ns,
+                     const char *cause);
 /* The same for a process that is no more: on disk, for those that start now.
  * A disk that fails costs the record. */
 void fa_breaker_blame(const char *dir, const char *identity, const char *kernel,

@@ -116,9 +116,21 @@ static bool null_is_capturing(const fa_driver *driver, void *stream)
     return false;
 }
 
-static void null_leave_captures_alone(const fa_driver *driver)
+static fa_status null_elapsed(const fa_driver *driver, void *first,
+                              void *second, int64_t *ns, fa_error *error)
 {
     (void)driver;
+    (void)first;
+    (void)second;
+    (void)error;
+    *ns = 0;
+    return FA_OK;
+}
+
+static int null_set_capture_mode(const fa_driver *driver, int mode)
+{
+    (void)driver;
+    return mode;
 }
 
 static fa_status bind_null(fa_driver *driver)
@@ -133,7 +145,8 @@ static fa_status bind_null(fa_driver *driver)
         .stream_free = null_free,
         .stream_wait = null_order,
         .is_capturing = null_is_capturing,
-        .leave_captures_alone = null_leave_captures_alone,
+        .elapsed = null_elapsed,
+        .set_capture_mode = null_set_capture_mode,
     };
     driver->enter = null_enter;
     driver->leave = null_leave;

@@ -114,6 +114,8 @@ typedef struct fa_cuda_api {
     int (*get_error_string)(int error, const char **text);
 } fa_cuda_api;
 
+enum { FA_CAPTURE_RELAXED = 2 }; /* it does not */
+
 /* Streams, and events that mark places in them.  Where `event_new` is NULL a
  * launch is over when it returns, and all others are NULL too. */
 typedef struct fa_events {
@@ -129,8 +131,12 @@ typedef struct fa_events {
     fa_status (*stream_wait)(const fa_driver *, void *stream, void *event,
                              fa_error *);
     bool (*is_capturing)(const fa_driver *, void *stream);
-    /* From now on what this thread asks disturbs no capture of another. */
-    void (*leave_captures_alone)(const fa_driver *);
+    /* What lies between two events that are done, in ns. */
+    fa_status (*elapsed)(const fa_driver *, void *first, void *second,
+                         int64_t *ns, fa_error *);
+    /* Whether what this thread asks may disturb captures of others; returns the
+     * mode before, to be set again. */
+    int (*set_capture_mode)(const fa_driver *, int mode);
 } fa_events;
 
 /* The same in both libraries but for the names. */
@@ -139,6 +145,7 @@ typedef struct fa_event_api {
     int (*event_destroy)(void *event);
     int (*event_record)(void *event, void *stream);
     int (*event_query)(void *event);
+    int (*event_elapsed)(float *ms, void *first, void *second);
     int (*stream_create)(void **stream, unsigned flags);
     int (*stream_destroy)(void *stream);
     int (*stream_wait_event)(void *stream, void *event, unsigned flags);

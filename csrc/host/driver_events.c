@@ -11,10 +11,9 @@
 enum {
     SUCCESS = 0,
     NOT_READY = 600,
-    WITHOUT_TIMING = 2, /* flag of an event: cheaper, and enough */
-    NON_BLOCKING = 1,   /* of a stream: does not wait for the default one */
-    NOT_CAPTURING = 0,
-    CAPTURE_RELAXED = 2
+    WITH_TIMING = 0,  /* flags of an event */
+    NON_BLOCKING = 1, /* of a stream: does not wait for the default one */
+    NOT_CAPTURING = 0
 };
 
 #define SYMBOL(member, text, need) {offsetof(fa_event_api, member), text, need}
@@ -23,6 +22,7 @@ static const fa_symbol hip_symbols[] = {
     SYMBOL(event_destroy, "hipEventDestroy", true),
     SYMBOL(event_record, "hipEventRecord", true),
     SYMBOL(event_query, "hipEventQuery", true),
+    SYMBOL(event_elapsed, "hipEventElapsedTime", true),
     SYMBOL(stream_create, "hipStreamCreateWithFlags", true),
     SYMBOL(stream_destroy, "hipStreamDestroy", true),
     SYMBOL(stream_wait_event, "hipStreamWaitEvent", true),
@@ -37,6 +37,7 @@ static const fa_symbol cuda_symbols[] = {
     SYMBOL(event_destroy, "cuEventDestroy_v2", true),
     SYMBOL(event_record, "cuEventRecord", true),
     SYMBOL(event_query, "cuEventQuery", true),
+    SYMBOL(event_elapsed, "cuEventElapsedTime", true),
     SYMBOL(stream_create, "cuStreamCreate", true),
     SYMBOL(stream_destroy, "cuStreamDestroy_v2", true),
     SYMBOL(stream_wait_event, "cuStreamWaitEvent", true),
@@ -58,7 +59,7 @@ static fa_status event_new(const fa_driver *driver, void **event,
                            fa_error *error)
 {
     return check("event: create",
-                 driver->event_api.event_create(event, WITHOUT_TIMING), error);
+                 driver->event_api.event_create(event, WITH_TIMING), error);
 }
 
 static void event_free(const fa_driver *driver, void *event)
@@ -109,10 +110,22 @@ static bool is_capturing(const fa_driver *driver, void *stream)
            status != NOT_CAPTURING;
 }
 
-static void leave_captures_alone(const fa_driver *driver)
+static fa_status elapsed(const fa_driver *driver, void *first, void *second,
+                         int64_t *ns, fa_error *error)
 {
-    int mode = CAPTURE_RELAXED;
+    const double ns_per_ms = 1e6;
+    float ms = 0.0f;
+    fa_status status =
+        check("event: elapsed",
+              driver->event_api.event_elapsed(&ms, first, second), error);
+    *ns = (int64_t)((double)ms * ns_per_ms);
+    return status;
+}
+
+static int set_capture_mode(const fa_driver *driver, int mode)
+{
     (void)driver->event_api.exchange_capture_mode(&mode);
+    return mode;
 }
 
 static fa_status identify(const fa_driver *driver, int device,
@@ -160,7 +173,8 @@ fa_status fa_driver_bind_events(fa_driver *driver, const char *library,
         .stream_free = stream_free,
         .stream_wait = stream_wait,
         .is_capturing = is_capturing,
-        .leave_captures_alone = leave_captures_alone,
+        .elapsed = elapsed,
+        .set_capture_mode = set_capture_mode,
     };
     return missing == NULL
                ? FA_OK

@@ -3,7 +3,7 @@
  * A hung kernel never returns and a fault aborts the process, so what ran last
  * is known only to a file.  Each process has one, mapped into its memory, and
  * holds a POSIX lock on it for its life (a forked child does not hold it); to
- * mark a launch are plain stores, no system call.  The next process that starts
+ * mark a launch takes an atomic exchange and stores, no system call.  The next process that starts
  * blames the launches that were in flight when their owner aborted, or that it
  * had found late.  What blame leads to is left to the callers; which folders
  * and files are trusted, and the statuses, are those of files.h.

@@ -16,7 +16,7 @@
 #include <time.h>
 
 struct fa_station {
-    fa_station *next;
+    _Atomic(fa_station *) next;
     fa_guard *guard;
     const fa_driver *driver;
     int32_t device;
@@ -238,12 +238,15 @@ static fa_status make_station(fa_guard *g, const fa_driver *driver,
     s->driver = driver;
     s->device = device;
     (void)pthread_mutex_init(&s->lock, NULL);
-    s->flight = get_flight(g, which, &complaint);
-    fa_breaker_init(&s->breaker, identity, g->dir[which]);
+    /* Without a guard nothing is kept on disk, nor taken from there. */
+    const bool off = atomic_load(&g->mode) == FA_GUARD_OFF;
+    complaint.text[0] = '\0';
+    s->flight = off ? NULL : get_flight(g, which, &complaint);
+    fa_breaker_init(&s->breaker, identity, off ? NULL : g->dir[which]);
     if (s->flight != NULL) {
         s->flight_device = fa_flight_device(s->flight, identity);
     }
-    if (complaint.text[0] != '\0') {
+    if (complaint.text[0] != '\0' && s->breaker.complaint[0] == '\0') {
         memcpy(s->breaker.complaint, complaint.text, sizeof complaint.text);
     }
     if (s->breaker.complaint[0] != '\0') {
@@ -270,8 +273,12 @@ static fa_status get_station(fa_guard *g, const fa_driver *driver,
     if (*out == NULL) {
         status = make_station(g, driver, device, out, error);
         if (status == FA_OK) {
-            (*out)->next = atomic_load(&g->first);
-            atomic_store(&g->first, *out);
+            _Atomic(fa_station *) *end = &g->first;
+            for (fa_station *s = atomic_load(end); s != NULL;
+                 s = atomic_load(end)) {
+                end = &s->next;
+            }
+            atomic_store(end, *out);
         }
     }
     (void)pthread_mutex_unlock(&g->lock);
@@ -400,6 +407,7 @@ static fa_late *take_late(fa_ticket *t, bool sync)
     late->ticket.driver = driver;
     late->started = false;
     late->missed = false;
+    late->lost = false;
     if ((late->before == NULL &&
          events->event_new(driver, &late->before, &error) != FA_OK) ||
         (late->behind == NULL &&
@@ -446,11 +454,12 @@ fa_status fa_guard_begin(const fa_target *target, const fa_driver *driver,
     *t = (fa_ticket){.caller_stream = target->stream,
                      .stream = target->stream,
                      .once = target->once};
-    if (mode == FA_GUARD_OFF) {
+    if (g == NULL) {
         return FA_OK;
     }
     fa_watch_reap(&g->watch);
     t->guard = g;
+    t->off = mode == FA_GUARD_OFF;
     t->driver = driver;
     t->device = target->device;
     fill_ticket(plan, code_hash, problem, t);
@@ -458,26 +467,34 @@ fa_status fa_guard_begin(const fa_target *target, const fa_driver *driver,
         get_station(g, driver, target->device, &t->station, error);
     if (status == FA_OK) {
         status = ask_breakers(t, error);
+    } else if (t->off) { /* nothing that anybody has asked for */
+        t->guard = NULL;
+        return FA_OK;
     }
-    if (status != FA_OK) {
+    if (status != FA_OK || t->off) {
         return status;
     }
     set_deadline(g, plan, t);
     const bool has_events = driver->events.event_new != NULL;
     if (has_events && driver->events.is_capturing(driver, target->stream)) {
         atomic_fetch_add(&g->captured, 1);
-        if (t->probing != 0) {
-            end_probes(t, fa_breaker_return);
-            return fa_fail(error, FA_EOPEN,
-                           "%s: breaker open, and inside a graph capture it "
-                           "cannot be tried",
-                           fa_variants[t->row[0]].symbol);
+        for (int i = 0; i < t->count; i++) {
+            if ((t->probing >> i & 1) != 0) {
+                end_probes(t, fa_breaker_return);
+                return fa_fail(error, FA_EOPEN,
+                               "%s: breaker open, and inside a graph capture "
+                               "it cannot be tried",
+                               fa_variants[t->row[i]].symbol);
+            }
         }
         t->guard = NULL; /* a graph runs later, and often */
         return FA_OK;
     }
     if (has_events) {
+        const int before =
+            driver->events.set_capture_mode(driver, FA_CAPTURE_RELAXED);
         start_watching(g, t, mode == FA_GUARD_SYNC);
+        (void)driver->events.set_capture_mode(driver, before);
     }
     for (int i = 0; i < t->count && t->station->flight != NULL; i++) {
         t->slot[i] =
@@ -655,6 +672,7 @@ static fa_status wait_for(fa_late *late, fa_counts *counts, fa_error *error)
     fa_ticket *t = &late->ticket;
     const fa_driver *driver = t->driver;
     const fa_events *events = &driver->events;
+    const int mode = events->set_capture_mode(driver, FA_CAPTURE_RELAXED);
     const int64_t first_ns = fa_now_ns();
     int64_t ns = 0;
     while (status == FA_OK && !over && ns <= t->deadline_ns) {
@@ -673,8 +691,13 @@ static fa_status wait_for(fa_late *late, fa_counts *counts, fa_error *error)
     }
     if (status == FA_OK && over) {
         status =
+            events->elapsed(driver, late->before, late->behind, &ns, error);
+    }
+    if (status == FA_OK && over) {
+        status =
             events->stream_wait(driver, t->caller_stream, late->behind, error);
     }
+    (void)events->set_capture_mode(driver, mode);
     if (status != FA_OK) {
         return end_failed(t, status, t->mains, device_failed, error);
     }
@@ -725,9 +748,12 @@ fa_status fa_guard_end(fa_ticket *t, fa_status status, int step,
                        fa_counts *counts, fa_error *error)
 {
     counts->late = NULL;
-    if (t->guard != NULL && status != FA_OK) {
+    if (t->guard != NULL && t->off) {
+        end_probes(t, status == FA_OK ? fa_breaker_settle : fa_breaker_return);
+    } else if (t->guard != NULL && status != FA_OK) {
         assert(step < t->count);
-        status = end_failed(t, status, 1U << step, "launch failed", error);
+        status = end_failed(t, status, step < 0 ? 0 : 1U << step,
+                            "launch failed", error);
     } else if (t->guard != NULL && t->watched != NULL) {
         status = end_watched(t, counts, error);
     } else if (t->guard != NULL && t->driver->events.event_new != NULL) {
@@ -807,16 +833,20 @@ fa_status fa_guard_trip(fa_guard *g, fa_backend backend, int32_t device,
                         int64_t cooldown_ns, fa_error *error)
 {
     bool found = false;
-    const int64_t ns =
-        cooldown_ns < 0 ? atomic_load(&g->cooldown_ns) : cooldown_ns;
+    const int64_t usual_ns = atomic_load(&g->cooldown_ns);
     for (fa_station *s = atomic_load(&g->first); s != NULL; s = s->next) {
         if (s->driver->backend != backend || s->device != device) {
             continue;
         }
         for (ptrdiff_t row = 0; row < FA_VARIANT_COUNT; row++) {
-            if (strcmp(fa_variants[row].symbol, kernel) == 0) {
-                fa_breaker_trip(&s->breaker, row, ns, cause);
-                found = true;
+            if (strcmp(fa_variants[row].symbol, kernel) != 0) {
+                continue;
+            }
+            found = true;
+            if (cooldown_ns < 0) {
+                fa_breaker_trip(&s->breaker, row, usual_ns, cause);
+            } else {
+                fa_breaker_rest(&s->breaker, row, cooldown_ns, cause);
             }
         }
     }

@@ -3,7 +3,7 @@
  * No GPU runtime reports a kernel that never ends, so what can be known is
  * watched from outside.  A call is guarded in one of three modes:
  *
- *   off    launched and forgotten
+ *   off    launched and forgotten; not if its breaker is open
  *   async  launched on the caller's stream; a thread looks when it is over, and
  *          opens the breakers of its kernels if that is too late
  *   sync   launched on a stream of our own, and waited for; too late is
@@ -69,6 +69,7 @@ typedef struct fa_ticket {
     int32_t device;
     fa_late *watched; /* NULL: nobody looks when it is over */
     bool sync;        /* waited for */
+    bool off;         /* neither waited for, watched nor marked */
     bool once;
     int count; /* of steps; the following are theirs */
     ptrdiff_t row[FA_MAX_STEPS];
@@ -92,7 +93,8 @@ fa_status fa_guard_begin(const fa_target *target, const fa_driver *driver,
                          const fa_plan *plan, const uint64_t *code_hash,
                          const fa_problem *problem, fa_ticket *ticket,
                          fa_error *error);
-/* What became of it: `status` of step `step`, or of all (plan->count).
+/* What became of it: `status` of step `step`, or of all; a failure of -1 is that
+ * of no kernel.
  * Returns the status of the call.  On failure counts->late, if not NULL,
  * holds the kernel that still runs, and fa_guard_keep must be told what memory
  * it may use.  A call that must not be repeated (target->once) and was begun
@@ -128,8 +130,9 @@ bool fa_guard_station(fa_guard *guard, size_t index, fa_backend *backend,
 fa_status fa_guard_know(fa_guard *guard, const fa_driver *driver,
                         int32_t device, fa_error *error);
 /* Opens the breaker of a kernel, on every device known that `backend` and
- * `device` name, for a reason of the caller's and for at least `cooldown_ns`;
- * negative: as the policy has it.  FA_EINVAL: no such. */
+ * `device` name, for a reason of the caller's; in this process alone and for
+ * at least `cooldown_ns`, or, if that is negative, as after a failure.
+ * FA_EINVAL: no such. */
 fa_status fa_guard_trip(fa_guard *guard, fa_backend backend, int32_t device,
                         const char *kernel, const char *cause,
                         int64_t cooldown_ns, fa_error *error);

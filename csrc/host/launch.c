@@ -300,8 +300,7 @@ static fa_status run_steps(fa_runtime *runtime, fa_driver *driver,
         counts->wave_instructions += of_step.wave_instructions;
         counts->workgroups += of_step.workgroups;
     }
-    return fa_guard_end(&ticket, status, done == 0 ? 0 : done - 1, counts,
-                        error);
+    return fa_guard_end(&ticket, status, done - 1, counts, error);
 }
 
 /* The name of a gradient that has elements and no address, or NULL. */

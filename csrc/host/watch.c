@@ -51,6 +51,7 @@ static bool look(fa_watch *w, fa_late *late)
     const fa_driver *driver = t->driver;
     const fa_events *events = &driver->events;
     if (driver->enter(driver, t->device, &scope, &error) != FA_OK) {
+        late->lost = true;
         w->lost(w->guard, late, error.text);
         return true;
     }
@@ -64,9 +65,15 @@ static bool look(fa_watch *w, fa_late *late)
     if (status == FA_OK && late->started) {
         status = events->event_done(driver, late->behind, &over, &error);
     }
+    int64_t ns = fa_now_ns() - t->start_ns;
+    if (status == FA_OK && over) {
+        /* The device's own clock: this one looks every two milliseconds. */
+        status =
+            events->elapsed(driver, late->before, late->behind, &ns, &error);
+    }
     driver->leave(driver, &scope);
-    const int64_t ns = fa_now_ns() - t->start_ns;
     if (status != FA_OK) {
+        late->lost = true;
         w->lost(w->guard, late, error.text);
         return true;
     }
@@ -84,6 +91,9 @@ static void finish(fa_watch *w, fa_late *late)
     atomic_fetch_sub(&w->outstanding, 1);
     if (late->thing_count == 0) {
         fa_station_take_back(late);
+        return;
+    }
+    if (late->lost) { /* nobody knows that it is over: its memory stays */
         return;
     }
     (void)pthread_mutex_lock(&w->lock);
@@ -144,7 +154,7 @@ static void *watch_calls(void *argument)
         (void)pthread_mutex_unlock(&w->lock);
         if (mine != NULL && mine->ticket.driver != relaxed) {
             relaxed = mine->ticket.driver;
-            relaxed->events.leave_captures_alone(relaxed);
+            (void)relaxed->events.set_capture_mode(relaxed, FA_CAPTURE_RELAXED);
         }
         mine = look_at_all(w, mine);
         (void)pthread_mutex_lock(&w->lock);
@@ -171,6 +181,7 @@ void fa_watch_stop(fa_watch *w)
 {
     (void)pthread_mutex_lock(&w->lock);
     const bool running = w->running;
+    w->closed = true;
     w->stop = true;
     w->running = false;
     (void)pthread_cond_signal(&w->changed);
@@ -184,6 +195,7 @@ void fa_watch_forked(fa_watch *w)
 {
     make_locks(w);
     w->running = false;
+    w->closed = false;
     w->idle = false;
     w->incoming = NULL;
     w->done = NULL;
@@ -197,7 +209,7 @@ void fa_watch_forked(fa_watch *w)
 static bool add(fa_watch *w, fa_late *late, bool anyway)
 {
     (void)pthread_mutex_lock(&w->lock);
-    const bool running = w->running || start(w);
+    const bool running = !w->closed && (w->running || start(w));
     if (running || anyway) {
         atomic_fetch_add(&w->outstanding, 1);
         late->next = w->incoming;

@@ -21,6 +21,7 @@ struct fa_late {
     void *own_stream; /* of calls that are waited for; NULL: not made yet */
     bool started;
     bool missed;
+    bool lost; /* the device failed: nobody knows when it is over */
     bool abort_on_hang;
     void **things; /* kept until it is over */
     size_t thing_count;
@@ -43,6 +44,7 @@ typedef struct fa_watch {
     bool running;
     bool idle; /* the thread waits for calls */
     bool stop;
+    bool closed; /* no call is added any more */
     fa_late *incoming;
     fa_late *done; /* over, but with things to release */
     _Atomic uint64_t outstanding;

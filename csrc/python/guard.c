@@ -308,8 +308,10 @@ static int append_breakers(PyObject *list, fa_backend backend, int32_t device,
         PyErr_NoMemory();
         return -1;
     }
-    const size_t count =
-        fa_breaker_list(breaker, entries, half_open, FA_STORE_MAX);
+    size_t count = 0;
+    Py_BEGIN_ALLOW_THREADS /* its lock may be held by one that writes to disk */
+    count = fa_breaker_list(breaker, entries, half_open, FA_STORE_MAX);
+    Py_END_ALLOW_THREADS
     for (size_t i = 0; i < count && !failed; i++) {
         const fa_store_entry *e = &entries[i];
         const int64_t left = e->retry - (int64_t)now;
@@ -347,7 +349,9 @@ static int append_complaint(PyObject *list, fa_backend backend, int32_t device,
                             fa_breaker *breaker)
 {
     char text[FA_ERROR_CHARS];
+    Py_BEGIN_ALLOW_THREADS
     fa_breaker_complaint(breaker, text);
+    Py_END_ALLOW_THREADS
     return text[0] == '\0'
                ? 0
                : append(list, Py_BuildValue(
@@ -434,9 +438,15 @@ static int parse_device(const char *text, fa_backend *backend, int32_t *device)
         const char *name = fa_backend_name((fa_backend)i);
         if (strlen(name) == length && strncmp(name, text, length) == 0) {
             *backend = (fa_backend)i;
-            *device =
-                text[length] == ':' ? (int32_t)atoi(text + length + 1) : 0;
-            return 0;
+            char *end = NULL;
+            const char *number = text + length + (text[length] == ':');
+            const long index = strtol(number, &end, 10);
+            *device = (int32_t)index;
+            if ((*number >= '0' && *number <= '9' && *end == '\0' &&
+                 index <= INT32_MAX) ||
+                (i == FA_SIM && text[length] == '\0')) {
+                return 0;
+            }
         }
     }
     PyErr_Format(PyExc_ValueError,
@@ -499,9 +509,12 @@ PyObject *fa_module_breaker_trip(PyObject *module, PyObject *const *args,
     if (parse_device(texts[0], &backend, &device)) {
         goto done;
     }
-    done = fa_state_guard() != NULL &&
-           fa_guard_trip(fa_state_guard(), backend, device, texts[1], texts[2],
-                         cooldown_ns, &error) == FA_OK;
+    if (fa_state_guard() != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        done = fa_guard_trip(fa_state_guard(), backend, device, texts[1],
+                             texts[2], cooldown_ns, &error) == FA_OK;
+        Py_END_ALLOW_THREADS
+    }
     if (!done && fa_state_guard() != NULL) {
         (void)fa_raise_error(module, &error);
     } else if (!done) {
@@ -529,7 +542,9 @@ PyObject *fa_module_breaker_reset(PyObject *module, PyObject *kernel)
         return NULL;
     }
     if (fa_state_guard() != NULL) {
+        Py_BEGIN_ALLOW_THREADS
         fa_guard_reset(fa_state_guard(), text);
+        Py_END_ALLOW_THREADS
     }
     Py_XDECREF(owner);
     Py_RETURN_NONE;

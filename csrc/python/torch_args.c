@@ -333,6 +333,7 @@ static void keep_all(const uint64_t *stack, int inputs,
 {
     void *things[FA_TORCH_TENSORS];
     size_t count = 0;
+    assert(inputs + outputs + 1 <= FA_TORCH_TENSORS);
     for (int i = 0; i < inputs; i++) {
         things[count++] = fa_torch_as_tensor(stack[i]);
     }
@@ -340,7 +341,6 @@ static void keep_all(const uint64_t *stack, int inputs,
         things[count++] = results[i];
     }
     things[count++] = scratch;
-    assert(count <= FA_TORCH_TENSORS);
     fa_guard_keep(fa_state_guard(), late, things, count, release_thing);
 }
 

@@ -133,10 +133,10 @@ HIPSIM_API hipError_t hipsimGetOption(const char *name, int64_t *value);
  *             and against the budget. The host's time does not change.
  *   endless   each workgroup runs after=N (0) instructions, or to its end if
  *             that is sooner, and then makes no progress until the instruction
- *             budget (or deadline) ends it, hipErrorLaunchFailure. The stats
- *             count the whole budget, but no host time passes. Without any
- *             it is 10^9 wave instructions per workgroup (at level 2
- *             10^8).
+ *             budget ends it, hipErrorLaunchFailure, or the launch's deadline,
+ *             hipErrorLaunchTimeOut. The stats count all of it, but no host
+ *             time passes. Without either it is 10^9 wave instructions per
+ *             workgroup (at level 2 10^8).
  *   memory    access=N (1), the Nth vector memory instruction of workgroup
  *             group=N (0, linear index), or the first after it in which a lane
  *             reaches for global memory, faults: hipErrorIllegalAddress.

@@ -181,6 +181,17 @@ static int stream_wait(void *stream, const void *e, const char *call)
     return outcome(call);
 }
 
+/* 0 is the mode of every thread at its start. */
+static int exchange(int *mode)
+{
+    static _Thread_local int current;
+    const int before = current;
+    current = *mode;
+    *mode = before;
+    fake.relaxed += (current == 2) - (before == 2);
+    return 0;
+}
+
 static int bus_id(char *text, int chars, int device, const char *call)
 {
     snprintf(text, (size_t)chars, "0000:%02x:00.0", (unsigned)device);
@@ -210,6 +221,9 @@ BOTH(hipEventRecord, cuEventRecord, (void *e, void *stream),
 #ifndef FAKE_EVENTLESS
 BOTH(hipEventQuery, cuEventQuery, (void *e), return event_query(e, call))
 #endif
+BOTH(hipEventElapsedTime, cuEventElapsedTime,
+     (float *ms, void *first, void *second), (void)first;
+     (void)second; *ms = fake.elapsed_ms; return outcome(call))
 BOTH(hipStreamCreateWithFlags, cuStreamCreate, (void **s, unsigned flags),
      (void)flags;
      return stream_create(s, call))
@@ -222,7 +236,7 @@ BOTH(hipStreamIsCapturing, cuStreamIsCapturing, (void *s, int *status), (void)s;
      *status = fake.capturing; return outcome(call))
 BOTH(hipThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode,
      (int *mode), (void)call;
-     fake.relaxed += *mode == 2; return 0)
+     return exchange(mode))
 BOTH(hipDeviceGetPCIBusId, cuDeviceGetPCIBusId,
      (char *text, int chars, int device),
      return bus_id(text, chars, device, call))

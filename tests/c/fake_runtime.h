@@ -51,6 +51,7 @@ typedef struct fake_state {
     int code;
     const char *report; /* hipsimLastReport() */
     bool slow;          /* loading takes a while, so that threads meet */
+    float elapsed_ms;   /* between any two events */
     bool capturing;     /* every stream is */
     _Atomic bool hangs; /* events recorded from now on are not over, until
                          * false */
