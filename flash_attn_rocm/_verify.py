@@ -3,9 +3,9 @@
 A block of query rows of all heads is computed again in float64, and of a backward all
 of a small call or one head of a large one; each element has to lie within a bound on
 what rounding can do, a wide one. A kernel that passes its tests and still gives a wrong
-number on a card is the card's fault, or the compiler's: its breaker opens, and the stock
-function answers the call. Calls with a NaN or infinity in them are left to the stock
-function too, and counted.
+number on a card is the card's fault, or the compiler's: its breaker opens, and the
+stock function answers the call. Calls with a NaN or infinity in them are left to the
+stock function too, and counted.
 
 SPDX-License-Identifier: BSD-3-Clause
 """

@@ -77,6 +77,29 @@ def test_calls_in_time_are_fused_right_and_counted(mode):
     assert rows and all(0 < r["p50_s"] <= r["p99_s"] < 2 for r in rows)
 
 
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_latency_is_what_the_devices_clock_says(mode):
+    fa.configure_guard(mode)
+    tensors = inputs(length=4096)
+
+    def known():
+        wait_until_over()
+        rows = [r for r in fa.status()["latency"] if "fwd_f16_d64" in r["kernel"]]
+        return sum(r["calls"] for r in rows), sum(r["seconds"] for r in rows)
+
+    F.scaled_dot_product_attention(*tensors)
+    calls, seconds = known()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(21)]
+    marks[0].record()
+    for mark in marks[1:]:
+        F.scaled_dot_product_attention(*tensors)
+        mark.record()
+    after_calls, after_seconds = known()
+    assert after_calls == calls + 20
+    spent = sum(a.elapsed_time(b) for a, b in zip(marks, marks[1:])) * 1e-3
+    assert 0.3 * spent < after_seconds - seconds < 1.1 * spent
+
+
 def test_sync_waits_for_what_comes_before_and_is_waited_for():
     fa.configure_guard("sync")
     tensors = inputs(length=512)
@@ -248,3 +271,34 @@ def test_late_calls_of_many_threads_give_all_their_memory_back():
     wait_until_over()
     gc.collect()
     assert torch.cuda.memory_allocated() <= before + 2**20
+
+
+def test_a_capture_on_another_thread_survives_calls_in_sync_mode():
+    fa.configure_guard("sync")
+    tensors = inputs(length=512)
+    F.scaled_dot_product_attention(*tensors)
+    go, stop = threading.Event(), threading.Event()
+
+    def calls():
+        stream = torch.cuda.Stream()
+        go.set()
+        with torch.cuda.stream(stream):
+            while not stop.is_set():
+                F.scaled_dot_product_attention(*tensors)
+
+    thread = threading.Thread(target=calls)
+    thread.start()
+    go.wait()
+    try:
+        for _ in range(10):
+            graph = torch.cuda.CUDAGraph()
+            # The other thread allocates, which a global capture forbids to torch.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                y = tensors[0] * 2
+                time.sleep(0.01)
+            graph.replay()
+            torch.cuda.current_stream().synchronize()
+    finally:
+        stop.set()
+        thread.join()
+    assert torch.equal(y, tensors[0] * 2) and not fa.status()["breakers"]
