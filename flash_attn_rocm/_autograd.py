@@ -160,8 +160,14 @@ def _gradients(
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, features: Features, needs_grad: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    features: Features,
+    needs_grad: bool,
+    answer: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The op; with `answer` torch ops do what a kernel that fails does not."""
     op: Any = _served.forward_op if is_dynamo_compiling() else _ops.op
     args = features.op_args(absent_for(q))
     made: tuple[Tensor, Tensor, Tensor]
@@ -170,10 +176,14 @@ def _forward(
         return made
     try:
         made = op(q, k, v, *args, needs_grad)
+        if _verify.is_due(q):
+            _verify.check_forward(q, k, v, features, made[0])
     except Exception as error:
+        if answer and _served.may_answer(error):
+            return _served.by_torch(q, k, v, features, needs_grad)
+        if isinstance(error, LaunchFailure):
+            raise
         raise LaunchFailure(str(error)) from error
-    if _verify.is_due(q):
-        _verify.check_forward(q, k, v, features, made[0])
     return made
 
 
@@ -247,7 +257,7 @@ class Attention(torch.autograd.Function):
         *rest: Any,
     ) -> Any:
         features = rest[0] if len(rest) == 1 else _of_flat(bias, sink, rest)
-        out, lse, out_lo = _forward(q, k, v, features, True)
+        out, lse, out_lo = _forward(q, k, v, features, True, not strict)
         given, ctx.there = features[:TENSORS], None
         if is_dynamo_compiling():  # that of old torch saves no None
             ctx.there = [tensor is not None for tensor in given]
@@ -343,8 +353,8 @@ def attention(
         origins: q, k and v before a cast; they get the gradients, in their dtype.
         needs_grad: False: nothing is kept for a backward.
         with_lse: also return the log-sum-exp, differentiable like the output.
-        strict: a failing launch of the backward raises FlashAttnError; otherwise it
-            is recorded, and torch ops compute the gradient.
+        strict: a failing launch raises; otherwise it is recorded, and where gradients
+            are needed torch ops compute the result, or the gradient.
 
     Raises:
         LaunchFailure: the launch failed.
@@ -352,7 +362,10 @@ def attention(
     if features.drops() and features.seed is None:
         features = features.seeded(draw_seed(q.device))
     if not needs_grad:
-        out, lse, _ = _forward(q, k, v, features, False)
+        # Stock would drop others than the recomputation of a checkpoint, whose first
+        # forward needs no gradients.
+        answer = not strict and features.drops()
+        out, lse, _ = _forward(q, k, v, features, False, answer)
         return (out, lse) if with_lse else out
     learned = (features.bias, features.sink)
     tensors = (q, k, v, *learned, *(origins or (None, None, None)))

@@ -41,6 +41,7 @@ from ._torch import (
     forward_ad,
     functorch_active,
     get_autocast_dtype,
+    graph_task_id,
     has_torch_function,
     is_autocast_enabled,
     is_dynamo_compiling,
@@ -241,7 +242,8 @@ def route(
         return Reason.CAUSAL_BIAS
     if _blocked is not None:
         return _blocked
-    if switch.off:
+    # A checkpoint's recomputation must be what its forward was.
+    if switch.off and (is_dynamo_compiling() or graph_task_id() == -1):
         return Reason.DISABLED
     if has_torch_function(query, key, value, attn_mask):
         return Reason.SUBCLASS

@@ -106,7 +106,7 @@ def _set(policy: _Policy) -> None:
             state_dir(simulated=False),
             state_dir(simulated=True),
         )
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise FlashAttnError(str(error)) from None
 
 

@@ -1,10 +1,14 @@
-"""The ops as compiled graphs call them: a call that fails is answered by torch ops.
+"""Calls that fail, answered by torch ops: with gradients, and in compiled graphs.
 
-In an eager call our Python catches what the op raises, and stock SDPA answers. In a
-compiled graph nobody stands around the op, and a kernel whose breaker is open must not
-end a training run. So graphs hold fwd_served and bwd_served, which have the arguments
-and results of fwd and bwd, call those, and compute the same with torch ops if a launch
-fails, is late or is refused by a breaker. All other errors are the caller's: raised.
+A call without gradients goes to stock SDPA when its kernel fails. One with gradients
+must stay what it was for the backward and for the recomputation of a checkpoint, which
+may find the kernel well again: the same tensors saved, the same mask of dropout. So
+by_torch() takes the kernel's place inside of our autograd.Function.
+
+In a compiled graph nobody stands around the op, and a kernel whose breaker is open must
+not end a training run. So graphs hold fwd_served and bwd_served, which have the
+arguments and results of fwd and bwd, call those, and compute the same with torch ops if
+a launch fails, is late or is refused by a breaker. All other errors are the caller's.
 
 SPDX-License-Identifier: BSD-3-Clause
 """
@@ -31,9 +35,11 @@ def _features(arguments: tuple[Any, ...]) -> Features:
     return features_of(tensors, arguments)
 
 
-def _may_answer(error: RuntimeError) -> bool:
+def may_answer(error: Exception) -> bool:
     """Whether to go on without the kernel; then it is noted why."""
     if isinstance(error, torch.cuda.OutOfMemoryError):
+        return False
+    if not isinstance(error, RuntimeError):
         return False
     if isinstance(error, _verify.Rejected):
         note(error.reason, str(error))
@@ -42,6 +48,17 @@ def _may_answer(error: RuntimeError) -> bool:
     if word in _ANSWERABLE:
         note(reason, str(error))
     return word in _ANSWERABLE
+
+
+def by_torch(
+    q: Tensor, k: Tensor, v: Tensor, features: Features, needs_grad: bool
+) -> _ops.Three:
+    """What fwd gives, but for the residue, which is 0."""
+    out, lse, out_lo = _ops.outputs(q, v, needs_grad)
+    exact_out, exact_lse = _chunked.forward(q, k, v, features)
+    out.copy_(exact_out)
+    lse.copy_(exact_lse)
+    return out, lse, out_lo.zero_()
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> _ops.Three:
@@ -54,14 +71,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> _ops.Three:
             _verify.check_forward(q, k, v, _features(rest[:-1]), made[0])
         return made
     except RuntimeError as error:
-        if not _may_answer(error):
+        if not may_answer(error):
             raise
-    # Without the residue, which only an exact backward asks for.
-    out, lse, out_lo = _ops.outputs(q, v, rest[-1])
-    exact_out, exact_lse = _chunked.forward(q, k, v, _features(rest[:-1]))
-    out.copy_(exact_out)
-    lse.copy_(exact_lse)
-    return out, lse, out_lo.zero_()
+    return by_torch(q, k, v, _features(rest[:-1]), rest[-1])
 
 
 def backward(
@@ -80,7 +92,7 @@ def backward(
             _verify.check_backward(q, k, v, features, dout, given, tuple(grads))
         return made
     except RuntimeError as error:
-        if not _may_answer(error):
+        if not may_answer(error):
             raise
     results = _ops.gradients(q, k, v, features.bias, wanted, grads_fp32)
     exact = _chunked.first_order(_chunked.Call(q, k, v, dout, given, features))

@@ -20,6 +20,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
+from . import _ops
 from ._config import config
 from ._errors import FlashAttnError, LaunchFailure
 from ._features import TENSORS, Features
@@ -33,7 +34,7 @@ _ELEMENTS = 2**20
 _ROWS = 16
 # Scores of a call, or of one of its heads, whose dK and dV are computed again.
 _WHOLE = 2**22
-_MARGIN = 4.0
+_MARGIN = 8.0
 # Weights and results of 16-bit types are rounded to them; scores are of float32.
 _ULP = {
     torch.float16: 2.0**-11,
@@ -50,6 +51,17 @@ _LOST = {
     torch.float32: 2.0**-126,
     torch.float64: 2.0**-1000,
 }
+
+
+# Scores of which nothing is promised: near the end of the arithmetic's range, and where
+# gradients are less exact than math's (docs/accuracy.md).
+_BEYOND = {
+    torch.float16: 2.0**100,
+    torch.bfloat16: 2.0**100,
+    torch.float32: 2.0**100,
+    torch.float64: 2.0**900,
+}
+_BEYOND_GRADIENTS = 2.0**20
 
 
 class Rejected(LaunchFailure):
@@ -143,11 +155,15 @@ class _Block:
         norms = self.q.norm(dim=-1, keepdim=True) * self.k.norm(dim=-1).amax(
             -1, keepdim=True
         ).unsqueeze(-1)
-        # Biases and slopes may add more; weights are those near the largest sum.
-        most = self.weights.scores.amax(-1, keepdim=True).abs()
-        most = most.masked_fill(most.isinf(), 0.0)
+        # Biases, slopes and a sink may add more; a weight is exp(score - the largest).
+        scores = self.weights.scores.abs()
+        scores = scores.masked_fill(scores.isinf(), 0.0)
+        if features.sink is not None:
+            scores = scores + self.weights.per_head(features.sink.double()).abs()
+        self.largest = float(scores.max()) + abs(features.scale) * float(norms.max())
+        most = scores.amax(-1, keepdim=True)
         ulp = 2.0**-52 if q.dtype is torch.float64 else 2.0**-23
-        unit = _ULP[q.dtype] + ulp * (1.0 + abs(features.scale) * norms + most)
+        unit = _ULP[q.dtype] + ulp * (1.0 + abs(features.scale) * norms + most + scores)
         self.of_p = unit * self.p + _LOST[q.dtype]  # what rounding does to a weight
 
     def of(self, tensor: Tensor) -> Tensor:
@@ -238,6 +254,8 @@ def check_forward(
         raise Rejected(Reason.NONFINITE, "an input has a NaN or an infinity")
     _state.checked += 1
     block = _Block(q, k, v, features, _rows_of(q, k))
+    if block.largest > _BEYOND[q.dtype]:
+        return
     p = block.dropped(block.p)
     got = block.of(out).to(out.dtype)
     if _differs(got, p @ block.v, block.dropped(block.of_p) @ block.v.abs()):
@@ -295,8 +313,10 @@ def check_backward(
     scale = features.scale
     for some in [_rows_of(q, k)] if rows is None else rows:
         block = _Block(q, k, v, features, some)
+        if block.largest > _BEYOND_GRADIENTS:
+            return
         p, do = block.p, block.of(dout)
-        ds, error = _score_gradient(block, do, dlse)
+        ds, error = _score_gradient(block, do, dlse, q.dtype in _ops.HALVES)
         size = abs(scale) * error
         if dq is not None and _differs(
             block.of(dq).to(dq.dtype), scale * ds @ block.k, size @ block.k.abs()
@@ -318,7 +338,7 @@ def check_backward(
 
 
 def _score_gradient(
-    block: _Block, do: Tensor, dlse: Tensor | None
+    block: _Block, do: Tensor, dlse: Tensor | None, halves: bool
 ) -> tuple[Tensor, Tensor]:
     """dS of a block, and what its rounding is relative to."""
     p = block.p
@@ -332,5 +352,10 @@ def _score_gradient(
     size = block.of_p * size
     ds = p * e
     if block.weights.slope is not None:
+        # 1 - t^2 of the softcap cancels where it is saturated.
+        size = size + ds.abs() * 2.0**-20
         ds = ds * block.weights.slope
+    if halves:
+        # dS goes through fp16, scaled to the largest of its tile.
+        size = size + 2.0**-22 * ds.abs().amax((-2, -1), keepdim=True)
     return ds, size

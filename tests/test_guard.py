@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import builtin, needs_simulator, qkv, relative_error
+from torch.utils.checkpoint import checkpoint
 
 import flash_attn_rocm as fa
 import hipsim
@@ -178,6 +179,54 @@ def test_a_backward_that_fails_is_answered_with_the_right_gradients(inputs):
     builtin()(*exact).sum().backward()
     for got, want in zip(leaves, exact):
         assert relative_error(got.grad, want.grad) < 2e-3
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("fault", ["first", "second", "breaker", "disable"])
+def test_a_checkpoint_recomputes_what_its_forward_was(fault, reentrant, dropout_p):
+    """The output is linear in v, so its sum is the inner product of v and dv."""
+
+    def attend(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p)
+
+    torch.manual_seed(0)
+    leaves = [t.requires_grad_() for t in qkv(1, 2, 70, 64, dtype=torch.float32)]
+    attend(*leaves)
+    symbol = fa.last_call().kernel
+    try:
+        if fault == "first":
+            hipsim.set_fault("launch:nth=1")
+        out = checkpoint(attend, *leaves, use_reentrant=reentrant)
+        if fault == "first":
+            _guard.reset()
+        elif fault == "second":
+            hipsim.set_fault("launch:nth=1")
+        elif fault == "breaker":
+            _guard.trip("sim", symbol, "a test")
+        else:
+            fa.disable("a test")
+        out.sum().backward()
+    finally:
+        fa.enable()
+    v = leaves[2]
+    assert (v.grad * v).sum().item() == pytest.approx(out.sum().item(), rel=1e-4)
+
+
+def test_a_forward_that_failed_can_be_differentiated_twice():
+    leaves = [t.requires_grad_() for t in qkv(1, 1, 20, 16, dtype=torch.float64)]
+
+    def penalty(attend):
+        out = attend(*leaves)
+        grads = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in grads), leaves)
+
+    want = penalty(F.scaled_dot_product_attention)
+    hipsim.set_fault("launch:nth=1")
+    got = penalty(F.scaled_dot_product_attention)
+    assert hipsim.faults_fired()["launch"] == 1
+    for one, other in zip(got, want):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
 def test_functions_without_a_stock_function_raise(inputs):

@@ -75,6 +75,29 @@ def test_right_results_pass_where_a_bias_is_far_larger_than_the_scores(dtype):
         assert counts()["mismatches"] == before["mismatches"]
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_right_results_pass_where_weights_are_tiny(seed):
+    """Far from the largest score a weight is less exact, as far as it is away."""
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+    generator = torch.Generator().manual_seed(seed)
+    for kind in ({"alibi_slopes": slopes}, {"sink": 90 * slopes}, {"softcap": 0.3}):
+        tensors = [
+            torch.randn(1, 4, length, 64, generator=generator).requires_grad_()
+            for length in (3, 300, 300)
+        ]
+        before = counts()["mismatches"]
+        fa.attention(*tensors, causal="bottom_right", **kind).sum().backward()
+        assert counts()["mismatches"] == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_scores_of_which_nothing_is_promised_open_no_breaker(dtype):
+    tensors = [t.requires_grad_() for t in qkv(1, 2, 70, 64, dtype=dtype)]
+    huge = [tensors[0] * 1e20, tensors[1] * 1e20, tensors[2]]
+    fa.attention(*huge).sum().backward()
+    assert not fa.status()["breakers"]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_wrong_row_of_the_output_is_found(dtype):
     q, k, v = qkv(1, 2, 70, 64, dtype=dtype)

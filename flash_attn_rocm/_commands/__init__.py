@@ -11,6 +11,7 @@ SPDX-License-Identifier: BSD-3-Clause
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Callable, NoReturn
@@ -49,4 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return command(options)
     except FlashAttnError as error:
         print(f"{NAME}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # as of `| head`; nothing more can be said there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2

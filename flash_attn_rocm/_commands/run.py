@@ -78,7 +78,9 @@ def _seconds(text: str) -> float:
 
 
 def _say(text: str) -> None:
-    print(f"flash-attn-rocm run: {text}", file=sys.stderr, flush=True)
+    # Whoever read stderr may be gone; the command is to be kept up all the same.
+    with contextlib.suppress(OSError, ValueError):
+        print(f"flash-attn-rocm run: {text}", file=sys.stderr, flush=True)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -98,15 +100,16 @@ def _supervise(
         start = time.monotonic()
         try:
             child = _Child(words, environ)
-        except OSError as error:
-            missing = isinstance(error, FileNotFoundError)
-            _say(f"{words[0]}: {'not found' if missing else error.strerror}")
+        except (OSError, ValueError) as error:  # ValueError: an empty word
+            missing = isinstance(error, (FileNotFoundError, ValueError))
+            why = "not found" if missing else getattr(error, "strerror", error)
+            _say(f"{words[0]}: {why}")
             return _NOT_FOUND if missing else _NOT_EXECUTABLE
         code = child.wait(signals)
         if -code not in RESTARTED or signals.ending or count == restarts:
             break
         child.end_what_is_left()
-        pause_s = min(backoff_s * 2.0**count, _LONGEST_PAUSE_S)
+        pause_s = min(backoff_s * 2.0 ** min(count, 30), _LONGEST_PAUSE_S)
         how = ""
         if count + 1 == restarts:
             environ["FLASH_ATTN_ROCM_DEVICE"] = "off"

@@ -192,6 +192,9 @@ def _refuse_early(options: argparse.Namespace) -> None:
             raise FlashAttnError(f"{path}: expected a file to write, is a folder")
         if not path.absolute().parent.is_dir():
             raise FlashAttnError(f"{path}: expected an existing folder to write to")
+    named = [p.absolute() for p in (options.journal, options.report, options.plot) if p]
+    if len(set(named)) != len(named):
+        raise FlashAttnError("--journal, --report, --plot: expected different files")
     if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise FlashAttnError(
             "--plot needs matplotlib, which is not installed (pip install matplotlib)"
