@@ -146,17 +146,30 @@ def _gradients(
         if strict:
             raise FlashAttnError(str(error)) from error
         note(reason_of_failure(error), str(error))
-        call = _chunked.Call(q, k, v, dout, dlse, features)
-        made = _chunked.first_order(call)
-        like = (q, k, v, features.bias, features.sink)
-        grads = tuple(
-            None
-            if grad is None or tensor is None or not wanted & bit
-            else grad.to(torch.float32 if grads_fp32 and at < 3 else tensor.dtype)
-            for at, (grad, tensor, bit) in enumerate(zip(made, like, _WANTED))
-        )
+        grads = _gradients_by_torch(*inputs, features, wanted, grads_fp32)
     check_gradients(grads)
     return grads
+
+
+def _gradients_by_torch(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    features: Features,
+    wanted: int,
+    grads_fp32: bool,
+) -> tuple[Tensor | None, ...]:
+    """What _gradients() gives, without a kernel."""
+    made = _chunked.first_order(_chunked.Call(q, k, v, dout, dlse, features))
+    like = (q, k, v, features.bias, features.sink)
+    return tuple(
+        None
+        if grad is None or tensor is None or not wanted & bit
+        else grad.to(torch.float32 if grads_fp32 and at < 3 else tensor.dtype)
+        for at, (grad, tensor, bit) in enumerate(zip(made, like, _WANTED))
+    )
 
 
 def _forward(
@@ -166,25 +179,29 @@ def _forward(
     features: Features,
     needs_grad: bool,
     answer: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The op; with `answer` torch ops do what a kernel that fails does not."""
+) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """The op; with `answer` torch ops do what a kernel that fails does not.
+
+    Returns:
+        out, lse, out_lo, and whether torch ops made them.
+    """
     op: Any = _served.forward_op if is_dynamo_compiling() else _ops.op
     args = features.op_args(absent_for(q))
     made: tuple[Tensor, Tensor, Tensor]
     if is_dynamo_compiling():
         made = op(q, k, v, *args, needs_grad)
-        return made
+        return (*made, False)
     try:
         made = op(q, k, v, *args, needs_grad)
         if _verify.is_due(q):
             _verify.check_forward(q, k, v, features, made[0])
     except Exception as error:
         if answer and _served.may_answer(error):
-            return _served.by_torch(q, k, v, features, needs_grad)
+            return (*_served.by_torch(q, k, v, features, needs_grad), True)
         if isinstance(error, LaunchFailure):
             raise
         raise LaunchFailure(str(error)) from error
-    return made
+    return (*made, False)
 
 
 class _Backward(torch.autograd.Function):
@@ -257,13 +274,14 @@ class Attention(torch.autograd.Function):
         *rest: Any,
     ) -> Any:
         features = rest[0] if len(rest) == 1 else _of_flat(bias, sink, rest)
-        out, lse, out_lo = _forward(q, k, v, features, True, not strict)
+        out, lse, out_lo, by_torch = _forward(q, k, v, features, True, not strict)
         given, ctx.there = features[:TENSORS], None
         if is_dynamo_compiling():  # that of old torch saves no None
             ctx.there = [tensor is not None for tensor in given]
             given = tuple([tensor for tensor in given if tensor is not None])
         ctx.save_for_backward(q, k, v, out, lse, out_lo, *given)
         ctx.numbers, ctx.strict = features[TENSORS:], strict
+        ctx.by_torch = by_torch
         ctx.inputs = 10 + len(rest)
         ctx.origins = None
         if origin_q is not None and origin_k is not None and origin_v is not None:
@@ -310,6 +328,9 @@ class Attention(torch.autograd.Function):
                 wanted,
                 cast_inside,
             )
+        elif ctx.by_torch:  # so that both are of one arithmetic
+            inputs = (dout, dlse, q, k, v)
+            grads = _gradients_by_torch(*inputs, features, wanted, cast_inside)
         else:
             results = (out, lse, out_lo)
             inputs = (dout, dlse, q, k, v)
@@ -365,7 +386,7 @@ def attention(
         # Stock would drop others than the recomputation of a checkpoint, whose first
         # forward needs no gradients.
         answer = not strict and features.drops()
-        out, lse, _ = _forward(q, k, v, features, False, answer)
+        out, lse, _, _ = _forward(q, k, v, features, False, answer)
         return (out, lse) if with_lse else out
     learned = (features.bias, features.sink)
     tensors = (q, k, v, *learned, *(origins or (None, None, None)))

@@ -53,12 +53,31 @@ def may_answer(error: Exception) -> bool:
 def by_torch(
     q: Tensor, k: Tensor, v: Tensor, features: Features, needs_grad: bool
 ) -> _ops.Three:
-    """What fwd gives, but for the residue, which is 0."""
+    """What fwd gives, in float64 until it is rounded."""
     out, lse, out_lo = _ops.outputs(q, v, needs_grad)
-    exact_out, exact_lse = _chunked.forward(q, k, v, features)
-    out.copy_(exact_out)
-    lse.copy_(exact_lse)
-    return out, lse, out_lo.zero_()
+    exact = _chunked.forward(q.double(), k.double(), v.double(), features)
+    out.copy_(exact[0])
+    lse.copy_(exact[1])
+    out_lo.zero_()
+    if out_lo.numel():
+        _set_residue(out_lo, out, lse, *exact)
+    return out, lse, out_lo
+
+
+def _set_residue(
+    out_lo: Tensor, out: Tensor, lse: Tensor, exact_out: Tensor, exact_lse: Tensor
+) -> None:
+    """What rounding took from lse and, of 16-bit types, from out: csrc/fa.h."""
+
+    def lost(exact: Tensor, rounded: Tensor) -> Tensor:
+        return (exact - rounded.double()).nan_to_num(0.0, 0.0, 0.0)
+
+    rows = lse.numel()
+    out_lo[:rows] = lost(exact_lse, lse).flatten()
+    if out.dtype in _ops.HALVES:
+        scale = 2.0**11 if out.dtype is torch.float16 else 1.0
+        low = out_lo[(rows + 3) // 4 * 4 :].view(out.dtype)
+        low[: out.numel()] = (lost(exact_out, out) * scale).flatten()
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> _ops.Three:

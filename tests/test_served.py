@@ -104,6 +104,28 @@ def test_the_raw_op_raises_all_the_same():
         torch.ops.flash_attn_rocm.fwd(q, k, v, *args)
 
 
+@pytest.mark.parametrize("times", [1, 30])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_gradients_behind_torch_ops_are_as_exact_as_behind_the_kernel(dtype, times):
+    q, k, v = qkv(1, 2, 70, 64, length_k=90, dtype=dtype)
+    leaves = [t.requires_grad_() for t in (q * times, k, v)]
+    dout = torch.randn(1, 2, 70, 64, generator=torch.Generator().manual_seed(1))
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    want = torch.autograd.grad(builtin()(*exact), exact, dout.to(dtype).double())
+
+    def errors(fault):
+        hipsim.set_fault(fault)
+        out = F.scaled_dot_product_attention(*leaves)
+        assert (fa.last_call().backend == "sdpa") == bool(fault)
+        hipsim.set_fault(None)
+        _guard.reset()
+        grads = torch.autograd.grad(out, leaves, dout.to(dtype))
+        return [relative_error(got, w) for got, w in zip(grads, want)]
+
+    for by_torch, by_kernel in zip(errors("launch:nth=1"), errors(None)):
+        assert by_torch <= 2 * by_kernel + 1e-6
+
+
 FEATURES = {
     "causal": Features(scale=0.3, causal=_ops.CAUSAL_BOTTOM_RIGHT),
     "window": Features(scale=0.3, window_left=5, window_right=2, sink_keys=3),

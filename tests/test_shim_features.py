@@ -147,9 +147,9 @@ def test_a_mask_is_read_where_it_lies(name, monkeypatch):
     seen = []
     forward = _autograd._forward
 
-    def spy(q, k, v, features, needs_grad):
+    def spy(q, k, v, features, *rest):
         seen.append(features.bias)
-        return forward(q, k, v, features, needs_grad)
+        return forward(q, k, v, features, *rest)
 
     monkeypatch.setattr(_autograd, "_forward", spy)
     mask = VIEWS[name]

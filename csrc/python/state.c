@@ -361,8 +361,10 @@ PyObject *fa_state_counters(void)
         }
     }
     for (size_t i = 0; i < fallback_count; i++) {
-        if (fallbacks[i].count != 0 &&
-            set_count(fallback_counts, fallbacks[i].text, fallbacks[i].count)) {
+        const fallback *f = &fallbacks[i];
+        int failed =
+            f->count == 0 ? 0 : set_count(fallback_counts, f->text, f->count);
+        if (failed) {
             goto done;
         }
     }
