@@ -184,25 +184,29 @@ void fa_breaker_blame(const char *dir, const char *identity, const char *kernel,
     (void)fa_store_put(dir, identity, &blamed, &ignored);
 }
 
-void fa_breaker_rest(fa_breaker *b, ptrdiff_t row, int64_t cooldown_ns,
+/* One failure more, with the lock. */
+static void open_row(fa_breaker *b, ptrdiff_t row, int64_t cooldown_ns,
                      const char *cause)
 {
     assert(row >= 0 && row < FA_VARIANT_COUNT);
-    (void)pthread_mutex_lock(&b->lock);
     fail(&b->entry[row], fa_variants[row].symbol, b->hash[row], cooldown_ns,
          cause);
     set(b, row, FA_BREAKER_OPEN);
+}
+
+void fa_breaker_rest(fa_breaker *b, ptrdiff_t row, int64_t cooldown_ns,
+                     const char *cause)
+{
+    (void)pthread_mutex_lock(&b->lock);
+    open_row(b, row, cooldown_ns, cause);
     (void)pthread_mutex_unlock(&b->lock);
 }
 
 void fa_breaker_trip(fa_breaker *b, ptrdiff_t row, int64_t cooldown_ns,
                      const char *cause)
 {
-    assert(row >= 0 && row < FA_VARIANT_COUNT);
     (void)pthread_mutex_lock(&b->lock);
-    fail(&b->entry[row], fa_variants[row].symbol, b->hash[row], cooldown_ns,
-         cause);
-    set(b, row, FA_BREAKER_OPEN);
+    open_row(b, row, cooldown_ns, cause);
     keep(b, row);
     (void)pthread_mutex_unlock(&b->lock);
 }
