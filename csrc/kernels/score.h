@@ -209,27 +209,56 @@ static FA_DEVICE fa_global_in fa_element_at(const fa_plane *x, uint32_t own,
     return DENSE ? x->base + own + walked : x->base + (own + walked);
 }
 
-/* One element of type STORED as a number in the units of scores, added to a
- * score. */
+/* One element of type STORED. */
 template <int KIND, int STORED>
-static FA_DEVICE FA_NUMBER(KIND)
-    fa_biased(FA_NUMBER(KIND) s, fa_global_in at, FA_NUMBER(KIND) per_unit)
+static FA_DEVICE FA_NUMBER(KIND) fa_bias_at(fa_global_in at)
 {
-    typedef FA_NUMBER(KIND) number;
-    number x;
-
     if constexpr (STORED == FA_F16) {
-        x = (number)fa_half_to_float(*(const FA_GLOBAL uint16_t *)at);
-        return fa_fma(x, per_unit, s); /* -65504 is not much */
+        return (FA_NUMBER(KIND))fa_half_to_float(
+            *(const FA_GLOBAL uint16_t *)at);
     } else if constexpr (STORED == FA_F64) {
-        x = *(const FA_GLOBAL double *)at;
+        return *(const FA_GLOBAL double *)at;
     } else if constexpr (STORED == FA_F32) {
-        x = *(const FA_GLOBAL float *)at;
+        return *(const FA_GLOBAL float *)at;
     } else {
-        x = fa_bf16_to_float(*(const FA_GLOBAL uint16_t *)at);
+        return fa_bf16_to_float(*(const FA_GLOBAL uint16_t *)at);
     }
-    bool lower = x < (number)FA_LOWEST_BIAS && x > (number)-FA_INFINITY;
-    return fa_fma(lower ? (number)FA_LOWEST_BIAS : x, per_unit, s);
+}
+
+template <typename Number> static FA_DEVICE Number fa_bounded_bias(Number x)
+{
+    bool lower = x < (Number)FA_LOWEST_BIAS && x > (Number)-FA_INFINITY;
+    return lower ? (Number)FA_LOWEST_BIAS : x;
+}
+
+/* Bounds the biases of a lane where it matters, which is nearly nowhere: beside
+ * one that is twice as high the bounded and the unbounded weigh nothing.  As
+ * integers the bits of negative numbers ascend with size, above all others. */
+template <int OWN>
+static FA_DEVICE void fa_bound_biases(float x[OWN][FA_WALKED])
+{
+    uint32_t lowest = 0; /* of the highest of each row */
+
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        uint32_t highest = fa_bits<uint32_t>(x[i][0]);
+#pragma unroll
+        for (int j = 1; j < FA_WALKED; j++) {
+            uint32_t one = fa_bits<uint32_t>(x[i][j]);
+            highest = one < highest ? one : highest;
+        }
+        lowest = highest > lowest ? highest : lowest;
+    }
+    if (fa_any(lowest > fa_bits<uint32_t>(FA_LOWEST_BIAS / 2))) {
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            fa_keep_order(); /* comparisons take two scalar registers each */
+#pragma unroll
+            for (int j = 0; j < FA_WALKED; j++) {
+                x[i][j] = fa_bounded_bias(x[i][j]);
+            }
+        }
+    }
 }
 
 template <int KIND, int OWN, int STORED, bool DENSE>
@@ -237,9 +266,35 @@ static FA_DEVICE void fa_add_stored(FA_NUMBER(KIND) s[OWN][FA_WALKED],
                                     const FA_NUMBER(KIND) per_unit[OWN],
                                     const fa_plane *x, uint32_t tid)
 {
-    enum { BYTES = STORED == FA_F64 ? 8 : STORED == FA_F32 ? 4 : 2 };
+    enum {
+        BYTES = STORED == FA_F64 ? 8
+        : STORED == FA_F32       ? 4
+                                 : 2,
+        BOUNDED = STORED != FA_F16, /* -65504 is not much */
+        AT_ONCE = BOUNDED && DENSE && FA_IS_HALF(KIND)
+    };
     fa_offsets<OWN> at = fa_offsets_of<OWN, BYTES, DENSE>(x, tid);
 
+    if constexpr (AT_ONCE) {
+        float got[OWN][FA_WALKED];
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+#pragma unroll
+            for (int j = 0; j < FA_WALKED; j++) {
+                got[i][j] = fa_bias_at<KIND, STORED>(
+                    fa_element_at<DENSE>(x, at.own[i], at.walked[j]));
+            }
+        }
+        fa_bound_biases<OWN>(got);
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+#pragma unroll
+            for (int j = 0; j < FA_WALKED; j++) {
+                s[i][j] = fa_fma(got[i][j], per_unit[i], s[i][j]);
+            }
+        }
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
         if (KIND == FA_F64) {
@@ -247,9 +302,11 @@ static FA_DEVICE void fa_add_stored(FA_NUMBER(KIND) s[OWN][FA_WALKED],
         }
 #pragma unroll
         for (int j = 0; j < FA_WALKED; j++) {
-            s[i][j] = fa_biased<KIND, STORED>(
-                s[i][j], fa_element_at<DENSE>(x, at.own[i], at.walked[j]),
-                per_unit[i]);
+            FA_NUMBER(KIND)
+            one = fa_bias_at<KIND, STORED>(
+                fa_element_at<DENSE>(x, at.own[i], at.walked[j]));
+            one = BOUNDED ? fa_bounded_bias(one) : one;
+            s[i][j] = fa_fma(one, per_unit[i], s[i][j]);
         }
     }
 }
@@ -264,10 +321,15 @@ static FA_DEVICE void fa_add_bias_of(FA_NUMBER(KIND) s[OWN][FA_WALKED],
     fa_plane x =
         fa_plane_of<PASS>(a, FA_VIEW(bias), BYTES, place, first, walked);
 
-    if (PASS == FA_FORWARD && FA_IS_HALF(KIND) && fa_is_dense<OWN, BYTES>(&x)) {
-        fa_add_stored<KIND, OWN, STORED, true>(s, per_unit, &x, tid);
-        fa_keep_order(); /* see fa_walk_rows */
-    } else {
+    bool dense = false;
+
+    if constexpr (PASS == FA_FORWARD && FA_IS_HALF(KIND)) {
+        dense = fa_is_dense<OWN, BYTES>(&x);
+        if (fa_uniform(fa_opaque((uint32_t)dense)) != 0) {
+            fa_add_stored<KIND, OWN, STORED, true>(s, per_unit, &x, tid);
+        }
+    }
+    if (!dense) {
         fa_add_stored<KIND, OWN, STORED, false>(s, per_unit, &x, tid);
     }
 }
@@ -280,18 +342,24 @@ static FA_DEVICE void fa_add_bias(FA_NUMBER(KIND) s[OWN][FA_WALKED],
 {
     enum { HALVES = FA_ELEMENT(KIND) == 2 }; /* in memory */
 
+    /* No `else`: see fa_mask. */
     if constexpr (KIND == FA_F64) {
         fa_add_bias_of<KIND, OWN, PASS, FA_F64>(s, per_unit, a, place, first,
                                                 walked, tid);
     } else if (!HALVES || a->stored_bias == FA_F32) {
         fa_add_bias_of<KIND, OWN, PASS, FA_F32>(s, per_unit, a, place, first,
                                                 walked, tid);
-    } else if (KIND != FA_F16 && a->stored_bias == FA_BF16) {
-        fa_add_bias_of<KIND, OWN, PASS, FA_BF16>(s, per_unit, a, place, first,
-                                                 walked, tid);
-    } else if (KIND != FA_BF16) {
-        fa_add_bias_of<KIND, OWN, PASS, FA_F16>(s, per_unit, a, place, first,
-                                                walked, tid);
+    }
+    if constexpr (HALVES) {
+        int stored = fa_again(a)->stored_bias;
+        if (KIND != FA_F16 && stored == FA_BF16) {
+            fa_add_bias_of<KIND, OWN, PASS, FA_BF16>(s, per_unit, a, place,
+                                                     first, walked, tid);
+        }
+        if (KIND != FA_BF16 && fa_again(a)->stored_bias == FA_F16) {
+            fa_add_bias_of<KIND, OWN, PASS, FA_F16>(s, per_unit, a, place,
+                                                    first, walked, tid);
+        }
     }
 }
 
@@ -328,10 +396,17 @@ static FA_DEVICE void fa_mask(FA_NUMBER(KIND) s[OWN][FA_WALKED], fa_args_in a,
 {
     fa_plane x = fa_plane_of<PASS>(a, FA_VIEW(mask), 1, place, first, walked);
 
-    if (PASS == FA_FORWARD && FA_IS_HALF(KIND) && fa_is_dense<OWN, 1>(&x)) {
-        fa_mask_plane<KIND, OWN, true>(s, &x, tid);
-        fa_keep_order(); /* see fa_walk_rows */
-    } else {
+    bool dense = false;
+
+    if constexpr (PASS == FA_FORWARD && FA_IS_HALF(KIND)) {
+        /* Two branches change scores in place; of one with `else` the compiler
+         * makes a join to which each end moves them all. */
+        dense = fa_is_dense<OWN, 1>(&x);
+        if (fa_uniform(fa_opaque((uint32_t)dense)) != 0) {
+            fa_mask_plane<KIND, OWN, true>(s, &x, tid);
+        }
+    }
+    if (!dense) {
         fa_mask_plane<KIND, OWN, false>(s, &x, tid);
     }
 }

@@ -368,36 +368,41 @@ static FA_DEVICE void fa_fetch_columns(fa_fetched<N> *got, const fa_matrix *x,
     }
 }
 
-/* Marks NaN and Inf (exponent 31) in the sign's place of each fp16: adding
- * one to the exponent carries into it.  The other bits mean nothing. */
-static FA_DEVICE uint32_t fa_mark_halves(uint32_t x)
+/* Whether there is a NaN or Inf among fp16 operands: times 0 they are NaN, and
+ * all else is 0. */
+static FA_DEVICE bool fa_has_specials(u32x4 a, u32x4 b)
 {
-    return (x & 0x7c007c00) + 0x04000400;
+    float sum = fa_dot2(a.x, 0, 0.0f);
+
+    sum = fa_dot2(a.y, 0, sum);
+    sum = fa_dot2(a.z, 0, sum);
+    sum = fa_dot2(a.w, 0, sum);
+    sum = fa_dot2(b.x, 0, sum);
+    sum = fa_dot2(b.y, 0, sum);
+    sum = fa_dot2(b.z, 0, sum);
+    sum = fa_dot2(b.w, 0, sum);
+    return sum != 0;
 }
 
-/* All ones in the halves that are marked, but for their signs. */
-static FA_DEVICE uint32_t fa_marked(uint32_t mark)
+/* Without NaN and Inf (exponent 31): adding one to the exponent carries into
+ * the sign's place. */
+static FA_DEVICE uint32_t fa_clear_halves(uint32_t x)
 {
-    mark &= 0x80008000;
-    return (mark << 1) - (mark >> 15);
+    uint32_t mark = ((x & 0x7c007c00) + 0x04000400) & 0x80008000;
+
+    return x & ~((mark << 1) - (mark >> 15));
 }
 
-/* x without NaN and Inf; `found` remembers whether there were any. */
+/* x without NaN and Inf; `found` remembers whether there were any, which with
+ * fp16 operands is known. */
 template <int KIND>
 static FA_DEVICE u32x4 fa_clear_specials(u32x4 x, bool *found)
 {
     if constexpr (FA_IS_HALF(KIND)) {
-        uint32_t m[4] = {fa_mark_halves(x.x), fa_mark_halves(x.y),
-                         fa_mark_halves(x.z), fa_mark_halves(x.w)};
-        bool some = ((m[0] | m[1] | m[2] | m[3]) & 0x80008000) != 0;
-        if (!fa_any(some)) {
-            return x; /* nearly always */
-        }
-        *found |= some;
-        x.x &= ~fa_marked(m[0]);
-        x.y &= ~fa_marked(m[1]);
-        x.z &= ~fa_marked(m[2]);
-        x.w &= ~fa_marked(m[3]);
+        x.x = fa_clear_halves(x.x);
+        x.y = fa_clear_halves(x.y);
+        x.z = fa_clear_halves(x.z);
+        x.w = fa_clear_halves(x.w);
         return x;
     }
     if constexpr (KIND != FA_F64) {
@@ -455,14 +460,20 @@ static FA_DEVICE void fa_put_slot(fa_lds tile, const fa_matrix *x, int first,
 
     a = fa_convert<KIND>(x->stored, a, scale);
     a = fa_zero_unless(row < x->rows, a);
-    if (clear) {
-        a = fa_clear_specials<KIND>(a, found);
-    }
     if constexpr (FA_IS_HALF(KIND)) {
         b = fa_convert<KIND>(x->stored, b, scale);
         b = fa_zero_unless(row + 8 < x->rows, b);
-        if (clear) {
-            b = fa_clear_specials<KIND>(b, found);
+    }
+    if (clear) {
+        if constexpr (FA_IS_HALF(KIND)) {
+            bool some = fa_has_specials(a, b);
+            if (fa_any(some)) { /* nearly never */
+                *found |= some;
+                a = fa_clear_specials<KIND>(a, found);
+                b = fa_clear_specials<KIND>(b, found);
+            }
+        } else {
+            a = fa_clear_specials<KIND>(a, found);
         }
     }
     if (at < SLOTS && granule * FA_GRANULE(KIND) < DIM) {
