@@ -300,27 +300,37 @@ static void fill_forward(fa_call *call, const fa_problem *p)
     add_sink(call, p);
 }
 
+/* What FA_PREPARE makes for each query, or corrects. */
+static void fill_rows(fa_call *call, const fa_problem *p, const fa_gradients *g,
+                      void *rows, uint32_t access)
+{
+    if (g->dlse.data != NULL) {
+        call->args.dlse = view_of(&g->dlse);
+        add_access(call, &g->dlse, FA_READ);
+    }
+    add_sums(call, p, FA_READ);
+    call->args.rows = rows;
+    add_numbers(call, p, rows, FA_ROW_NUMBERS, access);
+    add_sink(call, p);
+    if ((g->wanted & FA_WANT_DSINK) != 0) {
+        call->args.dsink = g->dsink.data;
+        add_access(call, &g->dsink, FA_WRITE);
+    }
+}
+
 static void fill_prepare(fa_call *call, const fa_problem *p,
                          const fa_gradients *g, const fa_step *step, void *rows)
 {
     const uint32_t prepare = step->prepare;
     const bool makes_rows = (prepare & FA_SET_DOUT) != 0;
-    add_tensors(call, p, g, makes_rows ? prepare | FA_SET_OUT : prepare, 0);
     call->args.prepare = prepare;
     call->args.prepare_blocks = step->grid[0] / FA_PREPARED;
+    if (!step->row_sums) {
+        add_tensors(call, p, g, makes_rows ? prepare | FA_SET_OUT : prepare, 0);
+    }
     if (makes_rows) {
-        if (g->dlse.data != NULL) {
-            call->args.dlse = view_of(&g->dlse);
-            add_access(call, &g->dlse, FA_READ);
-        }
-        add_sums(call, p, FA_READ);
-        call->args.rows = rows;
-        add_numbers(call, p, rows, FA_ROW_NUMBERS, FA_WRITE);
-        add_sink(call, p);
-        if ((g->wanted & FA_WANT_DSINK) != 0) {
-            call->args.dsink = g->dsink.data;
-            add_access(call, &g->dsink, FA_WRITE);
-        }
+        fill_rows(call, p, g, rows,
+                  step->row_sums ? FA_READ | FA_WRITE : FA_WRITE);
     }
 }
 
@@ -336,11 +346,26 @@ static void fill_backward(fa_call *call, const fa_problem *p,
 }
 
 static void fill_bias(fa_call *call, const fa_problem *p, const fa_gradients *g,
-                      void *rows)
+                      const fa_step *step, void *rows)
 {
     fill_backward(call, p, g, 0, rows);
-    call->args.dbias = view_of(&g->dbias);
-    add_access(call, &g->dbias, FA_WRITE);
+    if (!step->row_sums) {
+        call->args.dbias = view_of(&g->dbias);
+        add_access(call, &g->dbias, FA_WRITE);
+    }
+}
+
+/* What the dS of each query add up to, from the pass that makes them to the one
+ * that reads them. */
+static void add_row_sums(fa_call *call, const fa_problem *p, fa_pass pass,
+                         void *sums)
+{
+    const fa_tensor t = fa_tensor_of_rows(sums, FA_F32, &p->q, p->q.size[2], 1);
+    call->args.row_sums = sums;
+    if (pass == FA_BACKWARD_BIAS) {
+        call->args.dbias = view_of(&t);
+    }
+    add_extra(call, &t, pass == FA_PREPARE ? FA_READ : FA_WRITE);
 }
 
 static fa_dtype gradient_dtype(const fa_problem *p, const fa_gradients *g)
@@ -390,7 +415,7 @@ void fa_call_fill(const fa_problem *p, const fa_gradients *g,
         break;
     case FA_PREPARE:
         fill_prepare(call, p, g, step, rows);
-        arrays = step->prepare;
+        arrays = step->row_sums ? 0 : step->prepare;
         scales = true;
         access = FA_WRITE;
         break;
@@ -403,7 +428,7 @@ void fa_call_fill(const fa_problem *p, const fa_gradients *g,
         arrays |= FA_SET_DOUT;
         break;
     case FA_BACKWARD_BIAS:
-        fill_bias(call, p, g, rows);
+        fill_bias(call, p, g, step, rows);
         arrays = 0; /* it converts nothing to fp16 */
         break;
     case FA_ROTARY: /* never a step of attention */
@@ -411,4 +436,8 @@ void fa_call_fill(const fa_problem *p, const fa_gradients *g,
         break;
     }
     add_arrays(call, p, w, workspace, arrays, scales, access);
+    if (step->row_sums) {
+        add_row_sums(call, p, step->variant->pass,
+                     place(workspace, w->row_sums));
+    }
 }

@@ -15,6 +15,9 @@
  * channels (own_arith); KV is left out if neither dk nor dv is wanted, and Q
  * if dq is not.  BIAS follows if dbias is wanted, in fp32 or fp64.
  *
+ * Where 16-bit types have a dbias or dsink in fp32, row sums come before BIAS: of
+ * Q, or where that has none of BIAS over all keys; then PREPARE corrects delta.
+ *
  * A problem with any of FA_HAS_* takes the rows of level FA_FULL, all others
  * those of FA_PLAIN; FA_PREPARE has one row for both.
  *
@@ -102,7 +105,8 @@ static double products_of(const fa_problem *p, fa_pass pass)
  * FA_FORWARD and FA_BACKWARD_Q  tiles of queries, H, B
  * FA_BACKWARD_KV                tiles of keys, Hk, B
  * FA_BACKWARD_BIAS              tiles of dbias, those of keys running faster;
- *                               heads and batch of the bias
+ *                               heads and batch of the bias; for row sums as
+ *                               FA_BACKWARD_Q
  * FA_PREPARE                    blocks of the longer side for each of the
  *                               FA_PREPARED tensors, H, B */
 static fa_status add_step(const fa_problem *p, fa_plan *plan, fa_pass pass,
@@ -111,21 +115,22 @@ static fa_status add_step(const fa_problem *p, fa_plan *plan, fa_pass pass,
     const int64_t queries = p->q.size[2];
     const int64_t keys = p->k.size[2];
     const int64_t longer = queries > keys ? queries : keys;
-    const fa_tensor *of = pass == FA_BACKWARD_BIAS ? &p->features.bias
+    const bool of_bias = pass == FA_BACKWARD_BIAS && !step.row_sums;
+    const fa_tensor *of = of_bias                  ? &p->features.bias
                           : pass == FA_BACKWARD_KV ? &p->k
                                                    : &p->q;
     const fa_variant *row = choose(p, pass, ariths);
     const int64_t length = pass == FA_PREPARE       ? longer
                            : pass == FA_BACKWARD_KV ? keys
                                                     : queries;
-    int64_t groups = pass == FA_BACKWARD_BIAS ? bias_tiles(of, row)
-                                              : tiles_of(length, row->rows);
+    int64_t groups =
+        of_bias ? bias_tiles(of, row) : tiles_of(length, row->rows);
     if (pass == FA_PREPARE) {
         assert(row->rows == FA_BLOCK_ROWS);
         groups *= FA_PREPARED;
     }
     /* HIP counts a grid in work items, in 32 bits. */
-    if (groups * row->threads > UINT32_MAX && pass == FA_BACKWARD_BIAS) {
+    if (groups * row->threads > UINT32_MAX && of_bias) {
         return fa_fail(error, FA_EUNSUPPORTED,
                        "bias: expected at most %lld tiles for %s, got %lld",
                        (long long)UINT32_MAX / row->threads, row->symbol,
@@ -166,18 +171,23 @@ static size_t reserve(fa_workspace *w, int64_t count, size_t bytes)
     return at;
 }
 
-/* Places the numbers of queries if wanted, and the arrays of the tensors in
- * these sets (FA_SET_*). */
-static fa_status lay_out(const fa_problem *p, bool numbers, uint32_t scales,
-                         uint32_t blocks, fa_workspace *w, fa_error *error)
+/* Places the numbers of queries and their sums if wanted, and the arrays of the
+ * tensors in these sets (FA_SET_*). */
+static fa_status lay_out(const fa_problem *p, bool numbers, bool sums,
+                         uint32_t scales, uint32_t blocks, fa_workspace *w,
+                         fa_error *error)
 {
+    const int64_t queries = p->q.size[0] * p->q.size[1] * p->q.size[2];
     const fa_tensor *const rows_of[FA_PREPARED] = {&p->q, &p->k, &p->v, &p->q};
     const size_t number_bytes = fa_dtype_bytes(fa_dtype_of_sums(p->q.dtype));
     w->bytes = 0;
     w->rows = FA_NOWHERE;
+    w->row_sums = FA_NOWHERE;
     if (numbers) {
-        const int64_t rows = p->q.size[0] * p->q.size[1] * p->q.size[2];
-        w->rows = reserve(w, rows * FA_ROW_NUMBERS, number_bytes);
+        w->rows = reserve(w, queries * FA_ROW_NUMBERS, number_bytes);
+    }
+    if (sums) {
+        w->row_sums = reserve(w, queries, sizeof(float));
     }
     for (int i = 0; i < FA_PREPARED; i++) {
         const int64_t *size = rows_of[i]->size;
@@ -255,7 +265,7 @@ fa_status fa_plan_forward(const fa_problem *p, fa_plan *plan, fa_error *error)
     const fa_step usual = {0};
     const fa_step prepare = {.prepare = prepared};
     const fa_step unfit = {.only_unfit = 1};
-    status = lay_out(p, false, fast ? prepared : 0, fast ? prepared : 0,
+    status = lay_out(p, false, false, fast ? prepared : 0, fast ? prepared : 0,
                      &made.workspace, error);
     if (fast && status == FA_OK) {
         status = add_step(p, &made, FA_PREPARE, ANY_ARITH, prepare, error);
@@ -274,6 +284,22 @@ fa_status fa_plan_forward(const fa_problem *p, fa_plan *plan, fa_error *error)
     return status;
 }
 
+/* Whether a dbias or dsink of float is made beside 16-bit types, whose delta
+ * would be most of its error. */
+static bool corrects_delta(const fa_problem *p, const fa_gradients *g)
+{
+    const bool bias =
+        (g->wanted & FA_WANT_DBIAS) != 0 && p->features.bias.dtype == FA_F32;
+    return fa_dtype_bytes(p->q.dtype) == 2 &&
+           (bias || (g->wanted & FA_WANT_DSINK) != 0);
+}
+
+/* Q multiplies dS by softcap's slope before they are added up. */
+static bool sums_in_q(const fa_problem *p, const fa_gradients *g)
+{
+    return (g->wanted & FA_WANT_DQ) != 0 && p->features.softcap == 0.0;
+}
+
 /* KV and Q, as far as they are wanted. */
 static fa_status add_passes(const fa_problem *p, const fa_gradients *g,
                             fa_plan *plan, uint32_t ariths, fa_step step,
@@ -284,7 +310,30 @@ static fa_status add_passes(const fa_problem *p, const fa_gradients *g,
         status = add_step(p, plan, FA_BACKWARD_KV, ariths, step, error);
     }
     if (status == FA_OK && (g->wanted & FA_WANT_DQ) != 0) {
+        step.row_sums = corrects_delta(p, g) && sums_in_q(p, g);
         status = add_step(p, plan, FA_BACKWARD_Q, ariths, step, error);
+    }
+    return status;
+}
+
+/* What corrects delta if that is needed, and BIAS if it is wanted. */
+static fa_status add_bias_passes(const fa_problem *p, const fa_gradients *g,
+                                 fa_plan *plan, fa_error *error)
+{
+    const uint32_t wide_arith = FA_READS_F32 | FA_READS_F64;
+    const bool corrects = corrects_delta(p, g);
+    const fa_step usual = {0};
+    const fa_step sums = {.row_sums = true};
+    const fa_step correct = {.prepare = FA_SET_DOUT, .row_sums = true};
+    fa_status status = FA_OK;
+    if (corrects && !sums_in_q(p, g)) {
+        status = add_step(p, plan, FA_BACKWARD_BIAS, wide_arith, sums, error);
+    }
+    if (corrects && status == FA_OK) {
+        status = add_step(p, plan, FA_PREPARE, ANY_ARITH, correct, error);
+    }
+    if ((g->wanted & FA_WANT_DBIAS) != 0 && status == FA_OK) {
+        status = add_step(p, plan, FA_BACKWARD_BIAS, wide_arith, usual, error);
     }
     return status;
 }
@@ -312,7 +361,7 @@ static fa_status plan_without_keys(const fa_problem *p, const fa_gradients *g,
     if ((g->wanted & FA_WANT_DSINK) == 0 || fa_tensor_is_empty(&p->q)) {
         return FA_OK;
     }
-    fa_status status = lay_out(p, true, 0, 0, &plan->workspace, error);
+    fa_status status = lay_out(p, true, false, 0, 0, &plan->workspace, error);
     return status == FA_OK
                ? add_step(p, plan, FA_PREPARE, ANY_ARITH, prepare, error)
                : status;
@@ -326,7 +375,6 @@ static fa_status plan_steps(const fa_problem *p, const fa_gradients *g,
     const bool fast = (kv || q) && is_fast(p, kv, q, false);
     /* dS into fp16 */
     const bool packs = fast || ((kv || q) && own_arith(p) == FA_READS_F16);
-    const uint32_t wide_arith = FA_READS_F32 | FA_READS_F64;
     const uint32_t all = FA_SET_Q | FA_SET_K | FA_SET_V | FA_SET_DOUT;
     const uint32_t prepared = fast    ? all
                               : packs ? FA_SET_V | FA_SET_DOUT
@@ -334,8 +382,8 @@ static fa_status plan_steps(const fa_problem *p, const fa_gradients *g,
     const fa_step usual = {0};
     const fa_step prepare = {.prepare = prepared};
     const fa_step unfit = {.only_unfit = 1};
-    fa_status status = lay_out(p, true, fast ? all : 0, packs ? prepared : 0,
-                               &plan->workspace, error);
+    fa_status status = lay_out(p, true, corrects_delta(p, g), fast ? all : 0,
+                               packs ? prepared : 0, &plan->workspace, error);
     if (status == FA_OK) {
         status = add_step(p, plan, FA_PREPARE, ANY_ARITH, prepare, error);
     }
@@ -346,8 +394,8 @@ static fa_status plan_steps(const fa_problem *p, const fa_gradients *g,
         status =
             add_passes(p, g, plan, own_arith(p), fast ? unfit : usual, error);
     }
-    if (status == FA_OK && (g->wanted & FA_WANT_DBIAS) != 0) {
-        status = add_step(p, plan, FA_BACKWARD_BIAS, wide_arith, usual, error);
+    if (status == FA_OK) {
+        status = add_bias_passes(p, g, plan, error);
     }
     if (status == FA_OK) {
         note_narrow(p, g, plan);
@@ -384,15 +432,17 @@ bool fa_step_is_main(const fa_step *step)
 
 void fa_plan_symbols(const fa_plan *plan, char text[FA_SYMBOLS_CHARS])
 {
+    const fa_variant *last = NULL; /* BIAS may run twice */
     size_t used = 0;
     text[0] = '\0';
     for (int i = 0; i < plan->count; i++) {
         const bool alone = plan->count == 1; /* dsink, which FA_PREPARE makes */
-        if ((alone || fa_step_is_main(&plan->step[i])) &&
+        const fa_variant *own = plan->step[i].variant;
+        if ((alone || fa_step_is_main(&plan->step[i])) && own != last &&
             used < FA_SYMBOLS_CHARS) {
             used += (size_t)snprintf(text + used, FA_SYMBOLS_CHARS - used,
-                                     "%s%s", used == 0 ? "" : "+",
-                                     plan->step[i].variant->symbol);
+                                     "%s%s", used == 0 ? "" : "+", own->symbol);
+            last = own;
         }
     }
 }

@@ -71,8 +71,9 @@ fa_narrow fa_why_narrow(const fa_tensor *t);
 
 /* -- args.c ---------------------------------------------------------------- */
 
-/* Of FA_PREPARE the arrays, lse lse_lo out_lo rows, and the sink. */
-enum { FA_EXTRAS = 2 * FA_PREPARED + 5 };
+/* Of FA_PREPARE the arrays, lse lse_lo out_lo rows and their sums, and the
+ * sink. */
+enum { FA_EXTRAS = 2 * FA_PREPARED + 6 };
 
 /* What one launch is told, and the memory that it touches.  `access` points
  * into `extra` and to the problem's own tensors. */

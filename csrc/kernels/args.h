@@ -81,7 +81,7 @@ enum {
 enum {
     FA_SHIFT,
     FA_BIAS,
-    FA_DELTA,  /* rowsum(dout * (out + out_lo)) - dlse */
+    FA_DELTA,  /* rowsum(dout * (out + out_lo)) - dlse, see row_sums */
     FA_DS_SUM, /* what the dS of the query add up to, which is dlse, and with a
                 * sink less the sink's; NaN where lse may be of more keys than
                 * these: without lse_lo */
@@ -163,6 +163,12 @@ typedef struct fa_args {
                      * that is double; NULL: not wanted, or not known */
     void *rows;    /* (B, H, Sq, FA_ROW_NUMBERS) contiguous, type of lse: what
                      * the backward needs to know of each query */
+    float *row_sums; /* (B, H, Sq) contiguous, of 16-bit types: what the dS of a
+                      * query add up to before softcap's slope, in fp32;
+                      * FA_BACKWARD_Q writes it, or FA_BACKWARD_BIAS in place of
+                      * dbias, and a FA_PREPARE behind them takes from it the
+                      * delta of exact weights, for dbias and dsink; NULL: not
+                      * wanted */
     float *scale_of[FA_PREPARED];    /* (B, heads, rows): the power of two that
                                       * brings a bf16 row into fp16's range */
     fa_block *block_of[FA_PREPARED]; /* (B, heads, ceil(rows / 64)) */
@@ -247,11 +253,11 @@ static_assert(sizeof(fa_block) == 8, "fa_block is part of the kernel ABI");
 static_assert(sizeof(fa_span_of_row) == 16, "part of the kernel ABI");
 static_assert(sizeof(fa_span_of_key) == 8, "part of the kernel ABI");
 static_assert(sizeof(fa_blocks) == 40, "fa_blocks is part of the kernel ABI");
-static_assert(sizeof(fa_args) == 832, "fa_args is part of the kernel ABI");
+static_assert(sizeof(fa_args) == 840, "fa_args is part of the kernel ABI");
 static_assert(offsetof(fa_args, lse) == 608, "fa_args layout");
-static_assert(offsetof(fa_args, scale_of) == 632, "fa_args layout");
-static_assert(offsetof(fa_args, scale) == 696, "fa_args layout");
-static_assert(offsetof(fa_args, only_unfit) == 828, "fa_args layout");
+static_assert(offsetof(fa_args, scale_of) == 640, "fa_args layout");
+static_assert(offsetof(fa_args, scale) == 704, "fa_args layout");
+static_assert(offsetof(fa_args, only_unfit) == 836, "fa_args layout");
 static_assert(sizeof(fa_rotary_args) == 280, "part of the kernel ABI");
 static_assert(offsetof(fa_rotary_args, cos) == 160, "fa_rotary_args layout");
 static_assert(offsetof(fa_rotary_args, seqlen) == 240, "fa_rotary_args layout");

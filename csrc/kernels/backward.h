@@ -107,12 +107,18 @@ fa_store_gradient(fa_args_in a, int view, uint32_t set, uint32_t place,
 #define FA_EVENS_OUT(KIND, PASS) ((KIND) != FA_F64 && (PASS) == FA_BACKWARD_Q)
 #define FA_EVEN_SCALE(KIND) (FA_IS_HALF(KIND) ? 0x1p10f : 1.0f)
 
+/* Whether the pass can write row_sums. */
+#define FA_SUMS_ROWS(KIND, PASS, LEVEL)                                       \
+    ((FA_IS_HALF(KIND) || (KIND) == FA_EXACT16) && (PASS) == FA_BACKWARD_Q && \
+     (LEVEL) == FA_FULL)
+
 /* What a workgroup knows of itself while it walks. */
 template <int KIND, int DIM, int OWN, int PASS> struct fa_walk {
     FA_NUMBER(KIND) first_sum[OWN][DIM / 8];  /* dK, or dQ: of dS and X */
     FA_NUMBER(KIND) second_sum[OWN][DIM / 8]; /* dV: of P and Y */
     fa_own_numbers<KIND, OWN> own;
-    float sum[OWN]; /* FA_EVENS_OUT: of a row's dS */
+    float sum[OWN];   /* FA_EVENS_OUT: of a row's dS */
+    float exact[OWN]; /* FA_SUMS_ROWS: of them before they are rounded */
     FA_NUMBER(KIND) scale_log2;
     float lift;    /* see fa_lift */
     float x_scale; /* FA_BF16: of columns of X, and of Y */
@@ -297,6 +303,9 @@ fa_weigh(fa_walk<KIND, DIM, OWN, PASS> *walk, FA_NUMBER(KIND) s[OWN][FA_WALKED],
                 walk->sum[i] -= exact; /* what rounding took, no more */
             }
         }
+        if constexpr (FA_SUMS_ROWS(KIND, PASS, LEVEL)) {
+            walk->exact[i] += evening ? 0.0f : exact;
+        }
     }
     if constexpr (LEVEL == FA_FULL && PASS == FA_BACKWARD_KV) {
         if (a->seed != nullptr) {
@@ -306,6 +315,28 @@ fa_weigh(fa_walk<KIND, DIM, OWN, PASS> *walk, FA_NUMBER(KIND) s[OWN][FA_WALKED],
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
         fa_set_weights<KIND>(&p[i], s[i]);
+    }
+}
+
+/* FA_SUMS_ROWS. */
+template <int KIND, int DIM, int OWN, int PASS>
+static FA_DEVICE void
+fa_store_row_sums(fa_args_in a, const fa_walk<KIND, DIM, OWN, PASS> *walk,
+                  uint32_t place, int first, uint32_t tid)
+{
+    uint32_t at = fa_uniform(place);
+    FA_GLOBAL float *to =
+        (FA_GLOBAL float *)a->row_sums +
+        ((int64_t)(at >> 16) * a->heads + (at & 0xffff)) * a->seqlen_q;
+    float factor = fa_inverse_power(walk->lift);
+
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        float sum = fa_sum8(walk->exact[i]) * factor;
+        int row = first + fa_own_row(OWN, tid, i);
+        if ((tid & 7) == 0 && row < a->seqlen_q) {
+            to[row] = FA_IS_HALF(KIND) ? sum * (1.0f / FA_P_SCALE) : sum;
+        }
     }
 }
 
@@ -419,6 +450,7 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
         walk.sum[i] = 0.0f;
+        walk.exact[i] = 0.0f;
 #pragma unroll
         for (int e = 0; e < DIM / 8; e++) {
             walk.first_sum[i][e] = 0;
@@ -545,6 +577,12 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
         walk_place = coming_place;
     }
     /* Not `a` of the last step, which the compiler puts into vector registers. */
+    if constexpr (FA_SUMS_ROWS(KIND, PASS, LEVEL)) {
+        a = fa_again(args);
+        if (a->row_sums != nullptr) {
+            fa_store_row_sums(a, &walk, own_place, first, tid);
+        }
+    }
     fa_store_sums<LEVEL>(fa_again(args), &walk, own_place, first, lds, tid);
 }
 

@@ -250,12 +250,26 @@ static FA_DEVICE Number fa_dlse_of(fa_args_in a, int batch, int head,
                               row * view->stride[2]];
 }
 
+/* The weight of the sink in query `at`, whose numbers are `of`. */
+template <typename Number>
+static FA_DEVICE Number fa_sink_weight(fa_args_in a, int head,
+                                       const FA_GLOBAL Number *of)
+{
+    enum { KIND = sizeof(Number) == 8 ? (int)FA_F64 : (int)FA_F32 };
+    Number score =
+        ((const FA_GLOBAL Number *)a->sink)[head] * (Number)a->per_unit;
+
+    return score == -FA_INFINITY
+               ? (Number)0
+               : fa_weight<KIND>(score - of[FA_SHIFT],
+                                 fa_unit<KIND, FA_FULL>(a), of[FA_BIAS]);
+}
+
 /* The numbers of query `at`; `head` is where a sink's score is. */
 template <typename Number>
 static FA_DEVICE void fa_set_row(fa_args_in a, int64_t at, int head,
                                  Number delta, Number dlse)
 {
-    enum { KIND = sizeof(Number) == 8 ? (int)FA_F64 : (int)FA_F32 };
     FA_GLOBAL Number *to = (FA_GLOBAL Number *)a->rows + at * FA_ROW_NUMBERS;
     bool known = sizeof(Number) == 8 || a->lse_lo != nullptr;
     Number sum = dlse;
@@ -263,14 +277,7 @@ static FA_DEVICE void fa_set_row(fa_args_in a, int64_t at, int head,
     to[FA_DELTA] = delta - dlse;
     fa_set_weight<Number>(to, a, at);
     if (a->sink != nullptr) {
-        Number score =
-            ((const FA_GLOBAL Number *)a->sink)[head] * (Number)a->per_unit;
-        Number weight =
-            score == -FA_INFINITY
-                ? (Number)0
-                : fa_weight<KIND>(score - to[FA_SHIFT],
-                                  fa_unit<KIND, FA_FULL>(a), to[FA_BIAS]);
-        Number dsink = weight * (dlse - delta);
+        Number dsink = fa_sink_weight<Number>(a, head, to) * (dlse - delta);
         sum -= dsink;
         if (a->dsink != nullptr) {
             ((FA_GLOBAL Number *)a->dsink)[at] = dsink;
@@ -280,6 +287,28 @@ static FA_DEVICE void fa_set_row(fa_args_in a, int64_t at, int head,
      * takes from them is made up for, and no more. */
     sum = a->softcap != 0 ? (Number)0 : sum;
     to[FA_DS_SUM] = known ? sum : (Number)__builtin_nanf("");
+}
+
+/* The delta of query `at` from row_sums, and dsink by it.  That of the output
+ * lacks what rounding took from the weights that made it; in dbias and dsink, if
+ * they are fp32, this would be most of their error.  Of an lse that is of more
+ * keys than these (without lse_lo) it cannot be told. */
+static FA_DEVICE void fa_correct_row(fa_args_in a, int64_t at, int head,
+                                     float dlse)
+{
+    FA_GLOBAL float *to = (FA_GLOBAL float *)a->rows + at * FA_ROW_NUMBERS;
+    bool with_sink = a->sink != nullptr;
+    float weight = with_sink ? fa_sink_weight<float>(a, head, to) : 0.0f;
+    float delta = to[FA_DELTA]; /* less dlse, as the sum had it */
+
+    if (a->lse_lo == nullptr) {
+        return;
+    }
+    delta = a->row_sums[at] - dlse + fa_fma(-weight, delta, delta);
+    to[FA_DELTA] = delta;
+    if (with_sink && a->dsink != nullptr) {
+        ((FA_GLOBAL float *)a->dsink)[at] = -weight * delta;
+    }
 }
 
 /* fp32 and fp64: sum_d dO[d] O[d] in the very order in which the passes form dP
@@ -344,6 +373,14 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
 
     if ((a->prepare >> which & 1) == 0 || head >= heads ||
         block * FA_BLOCK_ROWS >= rows) {
+        return;
+    }
+    if (!IS_DOUBLE && a->row_sums != nullptr) {
+        int row = block * FA_BLOCK_ROWS + (int)tid;
+        if (tid < FA_BLOCK_ROWS && row < rows) {
+            fa_correct_row(a, ((int64_t)batch * heads + head) * rows + row,
+                           head, fa_dlse_of<float>(a, batch, head, row));
+        }
         return;
     }
     /* (clang 22 takes a chain of conditions for four pointers wrong here.) */

@@ -118,14 +118,16 @@ static void dbias_is_the_last_step_in_the_widest_arithmetic(test_run *run)
             const fa_dtype arith = dtype == FA_F64 ? FA_F64 : FA_F32;
             int found = 0;
             for (int i = 0; i < plan.count; i++) {
-                found += plan.step[i].variant->pass == FA_BACKWARD_BIAS;
+                found += plan.step[i].variant->pass == FA_BACKWARD_BIAS &&
+                         !plan.step[i].row_sums;
             }
             CHECK(run, found == 1 && plan.step[0].prepare != 0);
             CHECK(run, last->variant->pass == FA_BACKWARD_BIAS);
             CHECK(run, last->variant->arith == arith);
             CHECK(run, last->only_unfit == 0 && fa_step_is_main(last));
             if (wanted == 0) { /* nothing needs fp16's arrays */
-                CHECK(run, plan.count == 2);
+                CHECK(run,
+                      plan.count == (fa_dtype_bytes(p.q.dtype) == 2 ? 4 : 2));
                 CHECK(run, plan.step[0].prepare == FA_SET_DOUT);
                 CHECK(run, plan.workspace.block_of[3] == FA_NOWHERE);
             }
@@ -133,6 +135,7 @@ static void dbias_is_the_last_step_in_the_widest_arithmetic(test_run *run)
     }
 }
 
+/* A float bias and softcap: row sums by a pass of their own. */
 static void a_backward_of_bfloat16_with_dbias_has_the_most_steps(test_run *run)
 {
     char symbols[FA_SYMBOLS_CHARS];
@@ -141,7 +144,8 @@ static void a_backward_of_bfloat16_with_dbias_has_the_most_steps(test_run *run)
     }
     fa_problem p = test_problem(2, 4, 2, 200, 300, 40);
     test_retype(&p, FA_BF16);
-    test_add_bias(&p, FA_BF16);
+    test_add_bias(&p, FA_F32);
+    p.features.softcap = 2.0;
     const fa_gradients g = test_gradients(&p, ALL | FA_WANT_DBIAS);
     const fa_plan plan = test_plan_backward(run, &p, &g);
     CHECK(run, plan.count == FA_MAX_STEPS);
@@ -185,7 +189,119 @@ static void a_bias_of_too_many_tiles_is_refused(test_run *run)
     CHECK_TEXT(run, error.text, "bias: expected at most 16777215 tiles for ");
 }
 
-static void dsink_alone_needs_no_pass(test_run *run)
+/* The element bytes that a call names for the memory at `data`; 0: none. */
+static int32_t bytes_at(const fa_call *call, const void *data, uint32_t access)
+{
+    for (size_t i = 0; i < call->access_count; i++) {
+        if (data != NULL && call->access[i].tensor->data == data) {
+            return call->access[i].access == access
+                       ? call->access[i].element_bytes
+                       : -1;
+        }
+    }
+    return 0;
+}
+
+static int64_t elements_at(const fa_call *call, const void *data)
+{
+    int64_t count = 0;
+    for (size_t i = 0; i < call->access_count; i++) {
+        const fa_tensor *t = call->access[i].tensor;
+        if (t->data == data) {
+            count = t->size[0] * t->size[1] * t->size[2] * t->size[3];
+        }
+    }
+    return count;
+}
+
+/* Which steps make row sums, and which read them. */
+static void check_row_sums(test_run *run, const fa_plan *plan, bool in_q)
+{
+    const fa_pass maker = in_q ? FA_BACKWARD_Q : FA_BACKWARD_BIAS;
+    int made = 0;
+    int read = 0;
+    for (int i = 0; i < plan->count; i++) {
+        const fa_step *step = &plan->step[i];
+        const fa_pass pass = step->variant->pass;
+        if (!step->row_sums) {
+            CHECK(run, pass != FA_BACKWARD_Q || !in_q);
+            continue;
+        }
+        CHECK(run, read == 0 && (pass == maker || pass == FA_PREPARE));
+        made += pass == maker;
+        read += pass == FA_PREPARE;
+        if (pass == FA_BACKWARD_BIAS) { /* of all keys of each head */
+            CHECK(run, step->grid[1] == 4 && step->grid[2] == 2);
+            CHECK(run,
+                  step->grid[0] == (uint32_t)(200 + step->variant->rows - 1) /
+                                       (uint32_t)step->variant->rows);
+        }
+    }
+    CHECK(run, made >= 1 && read == 1);
+    CHECK(run, plan->workspace.row_sums != FA_NOWHERE);
+}
+
+/* In float beside 16 bits they are only as exact as delta. */
+static void delta_is_corrected_for_dbias_and_dsink_in_float_alone(test_run *run)
+{
+    for (int i = 0; i < 4 * 2 * 2 * 2 * 2; i++) {
+        const fa_dtype dtype = (fa_dtype)(i % 4);
+        const bool wide_bias = (i / 4) % 2 != 0 || dtype == FA_F32;
+        const bool with_q = (i / 8) % 2 != 0;
+        const bool with_cap = (i / 16) % 2 != 0;
+        const bool with_sink = (i / 32) % 2 != 0;
+        fa_problem p = test_problem(2, 4, 2, 200, 300, 40);
+        test_retype(&p, dtype);
+        test_add_features(&p, with_sink ? FA_HAS_SINK : 0);
+        test_add_bias(&p, dtype != FA_F64 && wide_bias ? FA_F32 : dtype);
+        p.features.softcap = with_cap ? 2.0 : 0.0;
+        const fa_gradients g =
+            test_gradients(&p, FA_WANT_DBIAS | (with_q ? ALL : FA_WANT_DK) |
+                                   (with_sink ? FA_WANT_DSINK : 0));
+        const fa_plan plan = test_plan_backward(run, &p, &g);
+        if (fa_dtype_bytes(dtype) == 2 && (wide_bias || with_sink)) {
+            check_row_sums(run, &plan, with_q && !with_cap);
+            continue;
+        }
+        CHECK(run, plan.workspace.row_sums == FA_NOWHERE);
+        for (int k = 0; k < plan.count; k++) {
+            CHECK(run, !plan.step[k].row_sums);
+        }
+    }
+}
+
+static void row_sums_go_from_one_pass_to_the_next(test_run *run)
+{
+    fa_problem p = test_problem(2, 4, 2, 200, 300, 40);
+    p.lse = (void *)0xb000;
+    test_add_features(&p, FA_HAS_SINK);
+    fa_gradients g = test_gradients(&p, FA_WANT_DSINK);
+    g.dsink.data = (void *)0x9000;
+    const fa_plan plan = test_plan_backward(run, &p, &g);
+    fa_call call;
+    if (!CHECK(run, plan.count == 3)) {
+        return;
+    }
+    void *const sums = (char *)workspace + plan.workspace.row_sums;
+    fa_call_fill(&p, &g, &plan, &plan.step[0], workspace, &call);
+    CHECK(run, call.args.row_sums == NULL && call.args.dsink == g.dsink.data);
+    fa_call_fill(&p, &g, &plan, &plan.step[1], workspace, &call);
+    CHECK(run, call.args.row_sums == sums && call.args.dbias.data == sums);
+    CHECK(run, call.args.dbias.stride[0] == 800 &&
+                   call.args.dbias.stride[1] == 200 &&
+                   call.args.dbias.stride[2] == 1 &&
+                   call.args.dbias.stride[3] == 0);
+    CHECK(run, bytes_at(&call, sums, FA_WRITE) == 4);
+    CHECK(run, elements_at(&call, sums) == 1600);
+    fa_call_fill(&p, &g, &plan, &plan.step[2], workspace, &call);
+    CHECK(run, call.args.row_sums == sums && call.args.dsink == g.dsink.data);
+    CHECK(run, call.args.prepare == FA_SET_DOUT);
+    CHECK(run, bytes_at(&call, sums, FA_READ) == 4);
+    CHECK(run, bytes_at(&call, call.args.rows, FA_READ | FA_WRITE) == 4);
+    CHECK(run, call.args.out.data == NULL && call.args.dout.data == NULL);
+}
+
+static void dsink_alone_needs_no_gradient_pass(test_run *run)
 {
     for (int dtype = FA_F16; dtype <= FA_F64; dtype++) {
         char symbols[FA_SYMBOLS_CHARS];
@@ -196,13 +312,14 @@ static void dsink_alone_needs_no_pass(test_run *run)
         fa_gradients g = test_gradients(&p, FA_WANT_DSINK);
         g.dsink.data = (void *)0x9000;
         const fa_plan plan = test_plan_backward(run, &p, &g);
-        CHECK(run, plan.count == 1 && plan.step[0].prepare == FA_SET_DOUT);
+        CHECK(run, plan.count == (fa_dtype_bytes(p.q.dtype) == 2 ? 3 : 1));
+        CHECK(run, plan.step[0].prepare == FA_SET_DOUT);
         fa_call_fill(&p, &g, &plan, &plan.step[0], workspace, &call);
         CHECK(run, call.args.sink == p.features.sink.data);
         CHECK(run, call.args.dsink == g.dsink.data);
         CHECK(run, call.args.per_unit == 1.0 / p.scale);
         fa_plan_symbols(&plan, symbols);
-        CHECK(run, strcmp(symbols, plan.step[0].variant->symbol) == 0);
+        CHECK_TEXT(run, symbols, plan.step[plan.count == 3].variant->symbol);
     }
 }
 
@@ -406,35 +523,12 @@ static void slopes_of_one_batch_serve_all(test_run *run)
     CHECK(run, args.alibi == p.features.alibi.data);
 }
 
-/* The element bytes that a call names for the memory at `data`; 0: none. */
-static int32_t bytes_at(const fa_call *call, const void *data, uint32_t access)
-{
-    for (size_t i = 0; i < call->access_count; i++) {
-        if (data != NULL && call->access[i].tensor->data == data) {
-            return call->access[i].access == access
-                       ? call->access[i].element_bytes
-                       : -1;
-        }
-    }
-    return 0;
-}
-
-static int64_t elements_at(const fa_call *call, const void *data)
-{
-    int64_t count = 0;
-    for (size_t i = 0; i < call->access_count; i++) {
-        const fa_tensor *t = call->access[i].tensor;
-        if (t->data == data) {
-            count = t->size[0] * t->size[1] * t->size[2] * t->size[3];
-        }
-    }
-    return count;
-}
-
+/* Not those that are there for row sums alone. */
 static const fa_step *step_of(const fa_plan *plan, fa_pass pass)
 {
     for (int i = 0; i < plan->count; i++) {
-        if (plan->step[i].variant->pass == pass) {
+        if (plan->step[i].variant->pass == pass &&
+            (pass == FA_BACKWARD_Q || !plan->step[i].row_sums)) {
             return &plan->step[i];
         }
     }
@@ -560,7 +654,9 @@ void test_features(test_run *run)
     RUN(run, a_backward_of_bfloat16_with_dbias_has_the_most_steps);
     RUN(run, the_grid_of_dbias_covers_the_bias_alone);
     RUN(run, a_bias_of_too_many_tiles_is_refused);
-    RUN(run, dsink_alone_needs_no_pass);
+    RUN(run, dsink_alone_needs_no_gradient_pass);
+    RUN(run, delta_is_corrected_for_dbias_and_dsink_in_float_alone);
+    RUN(run, row_sums_go_from_one_pass_to_the_next);
     RUN(run, diagonals_say_what_masks_and_windows_say);
     RUN(run, open_windows_have_the_diagonals_of_no_window);
     RUN(run, the_longest_sequences_have_diagonals_of_32_bits);

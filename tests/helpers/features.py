@@ -326,8 +326,8 @@ def _leaf(tensor, dtype=None):
 
 
 def differentiated(p, wide, narrow):
-    """Results of attend() computed in `wide`; out and all gradients are rounded to
-    `narrow`, also of a bias or sink in a wider type, since dout is no wider."""
+    """Results of attend() computed in `wide`; out and gradients are rounded to `narrow`,
+    those of a bias or sink in a wider type to that."""
     f = p.features
     q, k, v = (_leaf(t, narrow) for t in (p.q, p.k, p.v))
     bias, sink = None, None
@@ -347,8 +347,7 @@ def differentiated(p, wide, narrow):
         if leaf is not None
     }
     found = torch.autograd.grad(results, list(leaves.values()), grads)
-    named = {name: grad.to(narrow) for name, grad in zip(leaves, found)}
-    return Results(results[0].detach(), lse.detach(), **named)
+    return Results(results[0].detach(), lse.detach(), **dict(zip(leaves, found)))
 
 
 def math_path(p):
