@@ -48,13 +48,13 @@ PyObject *fa_module_store_list(PyObject *module, PyObject *dir)
         goto done;
     }
     l.list = PyList_New(0);
-    if (l.list == NULL) {
-        goto done;
-    }
-    l.failed = 0;
-    if (fa_store_list(path, visit_entry, &l, &unreadable, &error) != FA_OK) {
-        (void)fa_raise_error(module, &error);
-        l.failed = -1;
+    if (l.list != NULL) {
+        l.failed = 0;
+        if (fa_store_list(path, visit_entry, &l, &unreadable, &error) !=
+            FA_OK) {
+            (void)fa_raise_error(module, &error);
+            l.failed = -1;
+        }
     }
 
 done:
