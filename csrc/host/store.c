@@ -95,39 +95,39 @@ static fa_status save(int folder, const char *name, fa_store_file *file,
 }
 
 /* A folder that is open, and room for one of its files. */
-typedef struct session {
+typedef struct store {
     int folder; /* -1: there is none */
     int lock;   /* -1: not locked */
     fa_store_file *file;
-} session;
+} store;
 
-static void end_session(session *s)
+static void close_store(store *s)
 {
     fa_folder_unlock(s->lock);
     free(s->file);
     close(s->folder);
-    *s = (session){-1, -1, NULL};
+    *s = (store){-1, -1, NULL};
 }
 
 /* On failure, and with FA_OK where there is no folder and it was not to be made,
- * the folder is -1 and there is nothing to end. */
-static fa_status begin_session(const char *dir, bool make, session *s,
-                               fa_error *error)
+ * the folder is -1 and there is nothing to close. */
+static fa_status open_store(const char *dir, bool make, store *s,
+                            fa_error *error)
 {
-    *s = (session){-1, -1, NULL};
+    *s = (store){-1, -1, NULL};
     fa_status status = fa_folder_open(dir, make, &s->folder, error);
     if (s->folder < 0) {
         return status;
     }
     s->file = calloc(1, sizeof *s->file);
     if (s->file == NULL) {
-        end_session(s);
+        close_store(s);
         return fa_fail(error, FA_ENOMEM, "breakers: out of memory");
     }
     return FA_OK;
 }
 
-static fa_status lock_session(session *s, fa_error *error)
+static fa_status lock_store(store *s, fa_error *error)
 {
     return fa_folder_lock(s->folder, lock_name, LOCK_MS, &s->lock, error);
 }
@@ -137,13 +137,13 @@ fa_status fa_store_read(const char *dir, const char *identity,
                         fa_error *error)
 {
     char name[NAME_CHARS];
-    session s;
+    store s;
     *count = 0;
     fa_status status = fa_store_check_identity(identity, error);
     if (status != FA_OK) {
         return status;
     }
-    status = begin_session(dir, false, &s, error);
+    status = open_store(dir, false, &s, error);
     if (s.folder < 0) {
         return status;
     }
@@ -155,7 +155,7 @@ fa_status fa_store_read(const char *dir, const char *identity,
          * folder that cannot be written keeps the bad one. */
         bool bad = true;
         fa_error second;
-        if (lock_session(&s, &second) == FA_OK) {
+        if (lock_store(&s, &second) == FA_OK) {
             status = load_or_set_aside(s.folder, name, s.file, &bad, &second);
         }
         if (bad) {
@@ -169,7 +169,7 @@ fa_status fa_store_read(const char *dir, const char *identity,
     }
     *count = s.file->count < capacity ? s.file->count : capacity;
     memcpy(entries, s.file->entry, *count * sizeof *entries);
-    end_session(&s);
+    close_store(&s);
     return status;
 }
 
@@ -206,7 +206,7 @@ fa_status fa_store_put(const char *dir, const char *identity,
                        const fa_store_entry *entry, fa_error *error)
 {
     char name[NAME_CHARS];
-    session s;
+    store s;
     bool bad = false;
     bool changed = false;
     fa_status status = fa_store_check_identity(identity, error);
@@ -216,12 +216,12 @@ fa_status fa_store_put(const char *dir, const char *identity,
     if (status != FA_OK) {
         return status;
     }
-    status = begin_session(dir, entry->failures != 0, &s, error);
+    status = open_store(dir, entry->failures != 0, &s, error);
     if (s.folder < 0) {
         return status;
     }
     name_of(identity, name);
-    status = lock_session(&s, error);
+    status = lock_store(&s, error);
     if (status == FA_OK) {
         fa_error reason;
         status = load_or_set_aside(s.folder, name, s.file, &bad, &reason);
@@ -236,14 +236,14 @@ fa_status fa_store_put(const char *dir, const char *identity,
         snprintf(s.file->identity, sizeof s.file->identity, "%s", identity);
         status = save(s.folder, name, s.file, error);
     }
-    end_session(&s);
+    close_store(&s);
     return status;
 }
 
 /* -- all files of a folder ------------------------------------------------- */
 
 typedef struct walk {
-    session s;
+    store s;
     fa_store_visit *visit; /* NULL: reset */
     void *context;
     const char *kernel;
@@ -308,17 +308,17 @@ static void reset_one(void *context, const char *name)
 static fa_status walk_folder(const char *dir, walk *w, fa_error *error)
 {
     const bool reset = w->visit == NULL;
-    fa_status status = begin_session(dir, false, &w->s, error);
+    fa_status status = open_store(dir, false, &w->s, error);
     if (w->s.folder < 0) {
         return status;
     }
     w->error = error;
-    status = reset ? lock_session(&w->s, error) : FA_OK;
+    status = reset ? lock_store(&w->s, error) : FA_OK;
     if (status == FA_OK) {
         status = fa_folder_list(w->s.folder, prefix,
                                 reset ? reset_one : list_one, w, error);
     }
-    end_session(&w->s);
+    close_store(&w->s);
     return status == FA_OK ? w->status : status;
 }
 
