@@ -342,7 +342,7 @@ typedef struct fa_target {
 typedef struct fa_counts {
     uint64_t wave_instructions; /* counted by FA_SIM alone */
     uint64_t workgroups;
-    struct fa_late *late; /* on failure: see fa_guard_keep; else NULL */
+    struct fa_pending *late; /* on failure: see fa_guard_keep; else NULL */
 } fa_counts;
 
 /* Drivers and code objects that belong to one configuration.  Both are

@@ -155,6 +155,20 @@ static fa_status bind_null(fa_driver *driver)
     return FA_OK;
 }
 
+fa_status fa_driver_find(const fa_driver *driver, const char *library,
+                         const fa_symbol *symbols, size_t count, void *table,
+                         fa_error *error)
+{
+    const char *missing =
+        fa_library_fill(driver->library, symbols, count, table);
+    return missing == NULL
+               ? FA_OK
+               : fa_fail(error, FA_ELIBRARY,
+                         "%s: expected it to export %s, got nothing of that "
+                         "name",
+                         library, missing);
+}
+
 static void *reopen(const char *stem, const char *owner, fa_error *error)
 {
     void *library = fa_library_find(stem);

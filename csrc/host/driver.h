@@ -207,6 +207,12 @@ fa_status fa_driver_bind_hip(fa_driver *driver, fa_error *error);
 fa_status fa_driver_bind_sim(fa_driver *driver, fa_error *error);
 fa_status fa_driver_bind_cuda(fa_driver *driver, fa_error *error);
 
+/* What they share: fills `table` with functions of driver->library; one that is
+ * required and missing is named, as one of `library`. */
+fa_status fa_driver_find(const fa_driver *driver, const char *library,
+                         const fa_symbol *symbols, size_t count, void *table,
+                         fa_error *error);
+
 /* Part of the GPUs' (driver_events.c): fills event_api, events and
  * identify. */
 fa_status fa_driver_bind_events(fa_driver *driver, const char *library,

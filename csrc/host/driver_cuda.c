@@ -215,18 +215,15 @@ static fa_status cuda_fill(const fa_driver *driver, void *data, uint64_t bits,
 
 fa_status fa_driver_bind_cuda(fa_driver *driver, fa_error *error)
 {
-    const char *missing =
-        fa_library_fill(driver->library, symbols,
-                        sizeof symbols / sizeof symbols[0], &driver->api.cuda);
-    if (missing != NULL) {
-        return fa_fail(error, FA_ELIBRARY,
-                       "libcuda: expected it to export %s, got nothing of "
-                       "that name",
-                       missing);
+    fa_status status = fa_driver_find(driver, "libcuda", symbols,
+                                      sizeof symbols / sizeof symbols[0],
+                                      &driver->api.cuda, error);
+    if (status != FA_OK) {
+        return status;
     }
     /* PyTorch has initialised it long ago if there is a tensor to serve. */
-    fa_status status = check(driver, "device", "cuInit",
-                             driver->api.cuda.init(0), FA_EDEVICE, error);
+    status = check(driver, "device", "cuInit", driver->api.cuda.init(0),
+                   FA_EDEVICE, error);
     driver->code_suffix = "cubin";
     driver->code_machine = EM_CUDA_MACHINE;
     driver->device_count = cuda_device_count;

@@ -161,8 +161,6 @@ fa_status fa_driver_bind_events(fa_driver *driver, const char *library,
     const fa_symbol *symbols = is_hip ? hip_symbols : cuda_symbols;
     const size_t count = is_hip ? sizeof hip_symbols / sizeof hip_symbols[0]
                                 : sizeof cuda_symbols / sizeof cuda_symbols[0];
-    const char *missing =
-        fa_library_fill(driver->library, symbols, count, &driver->event_api);
     driver->identify = identify;
     driver->events = (fa_events){
         .event_new = event_new,
@@ -176,10 +174,6 @@ fa_status fa_driver_bind_events(fa_driver *driver, const char *library,
         .elapsed = elapsed,
         .set_capture_mode = set_capture_mode,
     };
-    return missing == NULL
-               ? FA_OK
-               : fa_fail(error, FA_ELIBRARY,
-                         "%s: expected it to export %s, got nothing of that "
-                         "name",
-                         library, missing);
+    return fa_driver_find(driver, library, symbols, count, &driver->event_api,
+                          error);
 }

@@ -44,13 +44,16 @@ static const fa_symbol sim_symbols[] = {
 };
 #undef SYMBOL
 
-/* The HIP call `call` returned `code`: put its name and meaning, and the
- * simulator's own report if there is one, behind `what`. */
-static fa_status failed(const fa_driver *driver, const char *what,
-                        const char *call, int code, fa_status status,
-                        fa_error *error)
+/* The HIP call `call` returned `code`: a failure's name and meaning, and the
+ * simulator's own report if there is one, go behind `what`. */
+static fa_status check(const fa_driver *driver, const char *what,
+                       const char *call, int code, fa_status status,
+                       fa_error *error)
 {
     const fa_hip_api *hip = &driver->api.hip;
+    if (code == hipSuccess) {
+        return FA_OK;
+    }
     const char *report =
         hip->sim_last_report == NULL ? "" : hip->sim_last_report();
     const char *name = hip->get_error_name(code);
@@ -66,10 +69,8 @@ static fa_status hip_device_count(const fa_driver *driver, int *count,
                                   fa_error *error)
 {
     *count = 0;
-    int code = driver->api.hip.get_device_count(count);
-    return code == hipSuccess ? FA_OK
-                              : failed(driver, "device", "hipGetDeviceCount",
-                                       code, FA_EDEVICE, error);
+    return check(driver, "device", "hipGetDeviceCount",
+                 driver->api.hip.get_device_count(count), FA_EDEVICE, error);
 }
 
 static fa_status hip_enter(const fa_driver *driver, int device, fa_scope *scope,
@@ -79,16 +80,14 @@ static fa_status hip_enter(const fa_driver *driver, int device, fa_scope *scope,
     *scope = (fa_scope){0};
     int code = hip->get_device(&scope->device);
     if (code != hipSuccess) {
-        return failed(driver, "device", "hipGetDevice", code, FA_EDEVICE,
-                      error);
+        return check(driver, "device", "hipGetDevice", code, FA_EDEVICE, error);
     }
     if (scope->device == device) {
         return FA_OK;
     }
     code = hip->set_device(device);
     if (code != hipSuccess) {
-        return failed(driver, "device", "hipSetDevice", code, FA_EDEVICE,
-                      error);
+        return check(driver, "device", "hipSetDevice", code, FA_EDEVICE, error);
     }
     scope->changed = true;
     return FA_OK;
@@ -146,8 +145,8 @@ static fa_status hip_arch(const fa_driver *driver, int device,
         return FA_OK;
     }
     if (code != hipSuccess) {
-        return failed(driver, "device", "hipGetDeviceProperties", code,
-                      FA_EDEVICE, error);
+        return check(driver, "device", "hipGetDeviceProperties", code,
+                     FA_EDEVICE, error);
     }
     return fa_fail(error, FA_EDEVICE,
                    "device: expected an architecture name that starts with "
@@ -157,15 +156,14 @@ static fa_status hip_arch(const fa_driver *driver, int device,
 static fa_status loaded(const fa_driver *driver, const char *path, int code,
                         void **module, fa_error *error)
 {
-    if (code == hipSuccess) {
-        return FA_OK;
+    if (code != hipSuccess) {
+        *module = NULL;
     }
-    *module = NULL;
-    return failed(driver, path,
-                  code == hipErrorNoBinaryForGpu
-                      ? "built for another architecture: hipModuleLoadData"
-                      : "not a usable code object: hipModuleLoadData",
-                  code, FA_ECODE, error);
+    return check(driver, path,
+                 code == hipErrorNoBinaryForGpu
+                     ? "built for another architecture: hipModuleLoadData"
+                     : "not a usable code object: hipModuleLoadData",
+                 code, FA_ECODE, error);
 }
 
 static fa_status hip_load(const fa_driver *driver, const char *path,
@@ -212,10 +210,8 @@ static fa_status hip_launch(const fa_driver *driver, const fa_launch *launch,
         launch->function, grid[0], grid[1], grid[2], launch->threads, 1, 1,
         no_dynamic_lds, launch->stream, params, NULL);
     counts->workgroups = (uint64_t)grid[0] * grid[1] * grid[2];
-    return code == hipSuccess
-               ? FA_OK
-               : failed(driver, launch->symbol, "hipModuleLaunchKernel", code,
-                        FA_EDEVICE, error);
+    return check(driver, launch->symbol, "hipModuleLaunchKernel", code,
+                 FA_EDEVICE, error);
 }
 
 /* HIP 5.4 has no pattern of 8 bytes: the bytes that are not 0 follow a fill
@@ -247,9 +243,7 @@ static fa_status hip_fill(const fa_driver *driver, void *data, uint64_t bits,
         : element_bytes == 4
             ? hip->memset_d32_async(data, word, count, stream)
             : hip->memset_d16_async(data, (unsigned short)bits, count, stream);
-    return code == hipSuccess ? FA_OK
-                              : failed(driver, "out", "hipMemsetAsync", code,
-                                       FA_EDEVICE, error);
+    return check(driver, "out", "hipMemsetAsync", code, FA_EDEVICE, error);
 }
 
 /* -- the simulator --------------------------------------------------------- */
@@ -310,11 +304,8 @@ static fa_status sim_launch(const fa_driver *driver, const fa_launch *launch,
         launch->tensor_count, launch->wave_instructions, &stats);
     counts->wave_instructions = stats.wave_instructions;
     counts->workgroups = stats.workgroups;
-    return code == hipSuccess
-               ? FA_OK
-               : failed(driver, launch->symbol, "hipsimLaunch", code,
-                        code == hipErrorLaunchTimeOut ? FA_ELATE : FA_EDEVICE,
-                        error);
+    return check(driver, launch->symbol, "hipsimLaunch", code,
+                 code == hipErrorLaunchTimeOut ? FA_ELATE : FA_EDEVICE, error);
 }
 
 static fa_status sim_identify(const fa_driver *driver, int device,
@@ -343,30 +334,17 @@ static fa_status sim_fill(const fa_driver *driver, void *data, uint64_t bits,
 
 /* -- binding --------------------------------------------------------------- */
 
-/* Fills the functions of `symbols`; one that is missing is named. */
-static fa_status fill(fa_driver *driver, const char *library,
-                      const fa_symbol *symbols, size_t count, fa_error *error)
-{
-    const char *missing =
-        fa_library_fill(driver->library, symbols, count, &driver->api.hip);
-    return missing == NULL
-               ? FA_OK
-               : fa_fail(error, FA_ELIBRARY,
-                         "%s: expected it to export %s, got nothing of that "
-                         "name",
-                         library, missing);
-}
-
 /* The common functions, then the `count` of the backend's own `symbols`. */
 static fa_status bind_common(fa_driver *driver, const char *library,
                              const fa_symbol *symbols, size_t count,
                              fa_error *error)
 {
-    fa_status status =
-        fill(driver, library, common_symbols,
-             sizeof common_symbols / sizeof common_symbols[0], error);
+    fa_hip_api *hip = &driver->api.hip;
+    fa_status status = fa_driver_find(
+        driver, library, common_symbols,
+        sizeof common_symbols / sizeof common_symbols[0], hip, error);
     if (status == FA_OK) {
-        status = fill(driver, library, symbols, count, error);
+        status = fa_driver_find(driver, library, symbols, count, hip, error);
     }
     driver->code_suffix = "co";
     driver->code_machine = EM_AMDGPU_MACHINE;

@@ -94,38 +94,69 @@ static fa_status save(int folder, const char *name, fa_store_file *file,
     return fa_file_replace(folder, name, file->text, file->bytes, error);
 }
 
+/* A folder that is open, and room for one of its files. */
+typedef struct store {
+    int folder; /* -1: there is none */
+    int lock;   /* -1: not locked */
+    fa_store_file *file;
+} store;
+
+static void close_store(store *s)
+{
+    fa_folder_unlock(s->lock);
+    free(s->file);
+    close(s->folder);
+    *s = (store){-1, -1, NULL};
+}
+
+/* On failure, and with FA_OK where there is no folder and it was not to be made,
+ * the folder is -1 and there is nothing to close. */
+static fa_status open_store(const char *dir, bool make, store *s,
+                            fa_error *error)
+{
+    *s = (store){-1, -1, NULL};
+    fa_status status = fa_folder_open(dir, make, &s->folder, error);
+    if (s->folder < 0) {
+        return status;
+    }
+    s->file = calloc(1, sizeof *s->file);
+    if (s->file == NULL) {
+        close_store(s);
+        return fa_fail(error, FA_ENOMEM, "breakers: out of memory");
+    }
+    return FA_OK;
+}
+
+static fa_status lock_store(store *s, fa_error *error)
+{
+    return fa_folder_lock(s->folder, lock_name, LOCK_MS, &s->lock, error);
+}
+
 fa_status fa_store_read(const char *dir, const char *identity,
                         fa_store_entry *entries, size_t capacity, size_t *count,
                         fa_error *error)
 {
     char name[NAME_CHARS];
-    int folder = -1;
-    int lock = -1;
-    fa_store_file *file = NULL;
+    store s;
     *count = 0;
     fa_status status = fa_store_check_identity(identity, error);
-    if (status == FA_OK) {
-        status = fa_folder_open(dir, false, &folder, error);
-    }
-    if (folder < 0) {
+    if (status != FA_OK) {
         return status;
     }
-    file = calloc(1, sizeof *file);
-    if (file == NULL) {
-        status = fa_fail(error, FA_ENOMEM, "breakers: out of memory");
-        goto done;
+    status = open_store(dir, false, &s, error);
+    if (s.folder < 0) {
+        return status;
     }
     name_of(identity, name);
     fa_error reason;
-    status = load(folder, name, file, &reason);
+    status = load(s.folder, name, s.file, &reason);
     if (status == FA_EINVAL) {
         /* Again under the lock: a writer may have put a good one there.  A
          * folder that cannot be written keeps the bad one. */
         bool bad = true;
         fa_error second;
-        if (fa_folder_lock(folder, lock_name, LOCK_MS, &lock, &second) ==
-            FA_OK) {
-            status = load_or_set_aside(folder, name, file, &bad, &second);
+        if (lock_store(&s, &second) == FA_OK) {
+            status = load_or_set_aside(s.folder, name, s.file, &bad, &second);
         }
         if (bad) {
             status = FA_EINVAL;
@@ -136,13 +167,9 @@ fa_status fa_store_read(const char *dir, const char *identity,
     if (status != FA_OK) {
         *error = reason;
     }
-    *count = file->count < capacity ? file->count : capacity;
-    memcpy(entries, file->entry, *count * sizeof *entries);
-
-done:
-    fa_folder_unlock(lock);
-    free(file);
-    close(folder);
+    *count = s.file->count < capacity ? s.file->count : capacity;
+    memcpy(entries, s.file->entry, *count * sizeof *entries);
+    close_store(&s);
     return status;
 }
 
@@ -179,55 +206,44 @@ fa_status fa_store_put(const char *dir, const char *identity,
                        const fa_store_entry *entry, fa_error *error)
 {
     char name[NAME_CHARS];
-    int folder = -1;
-    int lock = -1;
+    store s;
     bool bad = false;
     bool changed = false;
-    fa_store_file *file = NULL;
     fa_status status = fa_store_check_identity(identity, error);
     if (status == FA_OK) {
         status = fa_store_check_entry(entry, error);
     }
-    if (status == FA_OK) {
-        status = fa_folder_open(dir, entry->failures != 0, &folder, error);
-    }
-    if (folder < 0) {
+    if (status != FA_OK) {
         return status;
     }
-    file = calloc(1, sizeof *file);
-    if (file == NULL) {
-        status = fa_fail(error, FA_ENOMEM, "breakers: out of memory");
-        goto done;
+    status = open_store(dir, entry->failures != 0, &s, error);
+    if (s.folder < 0) {
+        return status;
     }
     name_of(identity, name);
-    status = fa_folder_lock(folder, lock_name, LOCK_MS, &lock, error);
+    status = lock_store(&s, error);
     if (status == FA_OK) {
         fa_error reason;
-        status = load_or_set_aside(folder, name, file, &bad, &reason);
+        status = load_or_set_aside(s.folder, name, s.file, &bad, &reason);
         if (status != FA_OK) {
             *error = reason;
         }
     }
     if (status == FA_OK) {
-        status = change(file, entry, &changed, error);
+        status = change(s.file, entry, &changed, error);
     }
     if (status == FA_OK && changed) {
-        snprintf(file->identity, sizeof file->identity, "%s", identity);
-        status = save(folder, name, file, error);
+        snprintf(s.file->identity, sizeof s.file->identity, "%s", identity);
+        status = save(s.folder, name, s.file, error);
     }
-
-done:
-    fa_folder_unlock(lock);
-    free(file);
-    close(folder);
+    close_store(&s);
     return status;
 }
 
 /* -- all files of a folder ------------------------------------------------- */
 
 typedef struct walk {
-    int folder;
-    fa_store_file *file;
+    store s;
     fa_store_visit *visit; /* NULL: reset */
     void *context;
     const char *kernel;
@@ -250,25 +266,26 @@ static void list_one(void *context, const char *name)
     if (!is_name(name)) {
         return;
     }
-    if (load(w->folder, name, w->file, &reason) != FA_OK) {
+    if (load(w->s.folder, name, w->s.file, &reason) != FA_OK) {
         w->count++;
         return;
     }
-    for (size_t i = 0; i < w->file->count; i++) {
-        w->visit(w->context, w->file->identity, &w->file->entry[i]);
+    for (size_t i = 0; i < w->s.file->count; i++) {
+        w->visit(w->context, w->s.file->identity, &w->s.file->entry[i]);
     }
 }
 
 static void reset_one(void *context, const char *name)
 {
     walk *w = context;
-    fa_store_file *file = w->file;
+    fa_store_file *file = w->s.file;
     fa_error reason;
     bool bad = false;
     if (!is_name(name)) {
         return;
     }
-    fa_status status = load_or_set_aside(w->folder, name, file, &bad, &reason);
+    fa_status status =
+        load_or_set_aside(w->s.folder, name, file, &bad, &reason);
     const size_t before = file->count;
     size_t kept = 0;
     for (size_t i = 0; i < before; i++) {
@@ -279,7 +296,7 @@ static void reset_one(void *context, const char *name)
     }
     file->count = kept;
     if (kept != before) {
-        status = save(w->folder, name, file, &reason);
+        status = save(w->s.folder, name, file, &reason);
         w->count += status == FA_OK ? before - kept : 0;
     }
     if (status != FA_OK && w->status == FA_OK) {
@@ -290,30 +307,18 @@ static void reset_one(void *context, const char *name)
 
 static fa_status walk_folder(const char *dir, walk *w, fa_error *error)
 {
-    int lock = -1;
-    fa_status status = fa_folder_open(dir, false, &w->folder, error);
-    if (w->folder < 0) {
+    const bool reset = w->visit == NULL;
+    fa_status status = open_store(dir, false, &w->s, error);
+    if (w->s.folder < 0) {
         return status;
     }
     w->error = error;
-    w->file = calloc(1, sizeof *w->file);
-    if (w->file == NULL) {
-        status = fa_fail(error, FA_ENOMEM, "breakers: out of memory");
-        goto done;
-    }
-    if (w->visit == NULL) {
-        status = fa_folder_lock(w->folder, lock_name, LOCK_MS, &lock, error);
-    }
+    status = reset ? lock_store(&w->s, error) : FA_OK;
     if (status == FA_OK) {
-        status =
-            fa_folder_list(w->folder, prefix,
-                           w->visit == NULL ? reset_one : list_one, w, error);
+        status = fa_folder_list(w->s.folder, prefix,
+                                reset ? reset_one : list_one, w, error);
     }
-
-done:
-    fa_folder_unlock(lock);
-    free(w->file);
-    close(w->folder);
+    close_store(&w->s);
     return status == FA_OK ? w->status : status;
 }
 

@@ -8,20 +8,15 @@
  * SPDX-License-Identifier: BSD-3-Clause */
 #define _POSIX_C_SOURCE 200809L
 #include "host/watch.h"
+#include "host/deadline.h"
 
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 static const int64_t poll_ns = 2000000;
 static const int64_t ns_per_s = 1000000000;
-
-int64_t fa_now_ns(void)
-{
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * ns_per_s + (int64_t)now.tv_nsec;
-}
 
 static void make_locks(fa_watch *w)
 {
@@ -33,91 +28,81 @@ static void make_locks(fa_watch *w)
     (void)pthread_condattr_destroy(&monotonic);
 }
 
-void fa_watch_init(fa_watch *w, fa_guard *guard)
+void fa_watch_init(fa_watch *w, const fa_watch_news *news, void *context)
 {
-    w->guard = guard;
+    w->news = news;
+    w->context = context;
     make_locks(w);
 }
 
 /* -- the thread ------------------------------------------------------------- */
 
+/* Asks the call's device, which need not be this thread's. */
+static fa_status ask(fa_pending *p, bool *over, int64_t *ns, fa_error *error)
+{
+    fa_scope scope;
+    const fa_driver *driver = p->driver;
+    fa_status status = driver->enter(driver, p->ticket.device, &scope, error);
+    if (status != FA_OK) {
+        return status;
+    }
+    status = fa_pending_ask(p, over, ns, error);
+    driver->leave(driver, &scope);
+    return status;
+}
+
 /* Whether the call is over, one way or another. */
-static bool look(fa_watch *w, fa_late *late)
+static bool look(fa_watch *w, fa_pending *p)
 {
     fa_error error;
-    fa_scope scope;
     bool over = false;
-    fa_ticket *t = &late->ticket;
-    const fa_driver *driver = t->driver;
-    const fa_events *events = &driver->events;
-    if (driver->enter(driver, t->device, &scope, &error) != FA_OK) {
-        late->lost = true;
-        w->lost(w->guard, late, error.text);
-        return true;
-    }
-    fa_status status = FA_OK;
-    if (!late->started) {
-        /* The clock starts when the work before it is over. */
-        status =
-            events->event_done(driver, late->before, &late->started, &error);
-        t->start_ns = fa_now_ns();
-    }
-    if (status == FA_OK && late->started) {
-        status = events->event_done(driver, late->behind, &over, &error);
-    }
-    int64_t ns = fa_now_ns() - t->start_ns;
-    if (status == FA_OK && over) {
-        /* The device's own clock: this one looks every two milliseconds. */
-        status =
-            events->elapsed(driver, late->before, late->behind, &ns, &error);
-    }
-    driver->leave(driver, &scope);
-    if (status != FA_OK) {
-        late->lost = true;
-        w->lost(w->guard, late, error.text);
+    int64_t ns = 0;
+    if (ask(p, &over, &ns, &error) != FA_OK) {
+        p->lost = true;
+        w->news->lost(w->context, p, error.text);
         return true;
     }
     if (over) {
-        w->over(w->guard, late, ns);
-    } else if (late->started && ns > t->deadline_ns && !late->missed) {
-        late->missed = true;
-        w->missed(w->guard, late, ns);
+        w->news->over(w->context, p, ns);
+    } else if (ns > p->ticket.deadline_ns && !p->missed) {
+        p->missed = true;
+        w->news->missed(w->context, p, ns);
     }
     return over;
 }
 
-static void finish(fa_watch *w, fa_late *late)
+static void finish(fa_watch *w, fa_pending *p)
 {
     atomic_fetch_sub(&w->outstanding, 1);
-    if (late->thing_count == 0) {
-        fa_station_take_back(late);
+    if (p->thing_count == 0) {
+        fa_station_take_back(p->ticket.station, p);
         return;
     }
-    if (late->lost) { /* nobody knows that it is over: its memory stays */
+    if (p->lost) { /* nobody knows that it is over: its memory stays */
         return;
     }
     (void)pthread_mutex_lock(&w->lock);
-    late->next = w->done;
-    w->done = late;
+    p->next = w->done;
+    w->done = p;
     (void)pthread_mutex_unlock(&w->lock);
     atomic_store(&w->have_done, true);
 }
 
 /* Looks at all calls of the list; returns those that are not over, in the same
  * order. */
-static fa_late *look_at_all(fa_watch *w, fa_late *list)
+static fa_pending *look_at_all(fa_watch *w, fa_pending *list)
 {
-    fa_late *rest = NULL;
-    fa_late **end = &rest;
+    fa_pending *rest = NULL;
+    fa_pending **end = &rest;
     while (list != NULL) {
-        fa_late *late = list;
+        fa_pending *p = list;
         list = list->next;
-        if (look(w, late)) {
-            finish(w, late);
+        if (look(w, p)) {
+            finish(w, p);
         } else {
-            late->next = NULL;
-            *end = late;
-            end = &late->next;
+            p->next = NULL;
+            *end = p;
+            end = &p->next;
         }
     }
     return rest;
@@ -137,7 +122,7 @@ static void *watch_calls(void *argument)
 {
     fa_watch *w = argument;
     const fa_driver *relaxed = NULL; /* told to leave captures alone */
-    fa_late *mine = NULL;
+    fa_pending *mine = NULL;
     (void)pthread_mutex_lock(&w->lock);
     while (!w->stop) {
         while (mine == NULL && w->incoming == NULL && !w->stop) {
@@ -146,10 +131,10 @@ static void *watch_calls(void *argument)
             w->idle = false;
         }
         while (w->incoming != NULL) {
-            fa_late *late = w->incoming;
-            w->incoming = late->next;
-            late->next = mine;
-            mine = late;
+            fa_pending *p = w->incoming;
+            w->incoming = p->next;
+            p->next = mine;
+            mine = p;
         }
         (void)pthread_mutex_unlock(&w->lock);
         if (mine != NULL && mine->ticket.driver != relaxed) {
@@ -191,8 +176,16 @@ void fa_watch_stop(fa_watch *w)
     }
 }
 
-void fa_watch_forked(fa_watch *w)
+void fa_watch_fork(fa_watch *w, fa_fork when)
 {
+    if (when == FA_FORK_BEFORE) {
+        (void)pthread_mutex_lock(&w->lock);
+        return;
+    }
+    (void)pthread_mutex_unlock(&w->lock);
+    if (when == FA_FORK_PARENT) {
+        return;
+    }
     make_locks(w);
     w->running = false;
     w->closed = false;
@@ -206,14 +199,14 @@ void fa_watch_forked(fa_watch *w)
 
 /* -- callers' side ---------------------------------------------------------- */
 
-static bool add(fa_watch *w, fa_late *late, bool anyway)
+static bool add(fa_watch *w, fa_pending *p, bool anyway)
 {
     (void)pthread_mutex_lock(&w->lock);
     const bool running = !w->closed && (w->running || start(w));
     if (running || anyway) {
         atomic_fetch_add(&w->outstanding, 1);
-        late->next = w->incoming;
-        w->incoming = late;
+        p->next = w->incoming;
+        w->incoming = p;
         if (w->idle) {
             (void)pthread_cond_signal(&w->changed);
         }
@@ -222,14 +215,25 @@ static bool add(fa_watch *w, fa_late *late, bool anyway)
     return running;
 }
 
-bool fa_watch_add(fa_watch *w, fa_late *late)
+bool fa_watch_add(fa_watch *w, fa_pending *p)
 {
-    return add(w, late, false);
+    return add(w, p, false);
 }
 
-void fa_watch_leave(fa_watch *w, fa_late *late)
+void fa_watch_keep(fa_watch *w, fa_pending *p, void *const *things,
+                   size_t count, void (*release)(void *))
 {
-    (void)add(w, late, true);
+    /* Without memory for the list its things stay for good. */
+    p->things = count == 0 ? NULL : malloc(count * sizeof *things);
+    if (p->things != NULL) {
+        memcpy(p->things, things, count * sizeof *things);
+        p->thing_count = count;
+        p->release = release;
+    }
+    if (count != 0) {
+        atomic_fetch_add(&w->quarantined, 1);
+    }
+    (void)add(w, p, true);
 }
 
 void fa_watch_reap(fa_watch *w)
@@ -238,20 +242,20 @@ void fa_watch_reap(fa_watch *w)
         return;
     }
     (void)pthread_mutex_lock(&w->lock);
-    fa_late *done = w->done;
+    fa_pending *done = w->done;
     w->done = NULL;
     atomic_store(&w->have_done, false);
     (void)pthread_mutex_unlock(&w->lock);
     while (done != NULL) {
-        fa_late *late = done;
+        fa_pending *p = done;
         done = done->next;
-        for (size_t i = 0; i < late->thing_count; i++) {
-            late->release(late->things[i]);
+        for (size_t i = 0; i < p->thing_count; i++) {
+            p->release(p->things[i]);
         }
-        free(late->things);
-        late->things = NULL;
-        late->thing_count = 0;
+        free(p->things);
+        p->things = NULL;
+        p->thing_count = 0;
         atomic_fetch_sub(&w->quarantined, 1);
-        fa_station_take_back(late);
+        fa_station_take_back(p->ticket.station, p);
     }
 }

@@ -47,6 +47,7 @@
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "python/guard.h"
+#include "python/outcome.h"
 #include "python/parse.h"
 
 PyObject *fa_raise_error(PyObject *module, const fa_error *error)
@@ -133,9 +134,9 @@ static fa_status run(where *w, const fa_problem *p, const fa_gradients *g,
 static PyObject *finish(const where *w, fa_status status, const fa_plan *plan,
                         const fa_counts *counts, const fa_error *error)
 {
-    fa_state_set_outcome(status);
+    fa_outcome_set(status);
     if (status != FA_OK) {
-        fa_state_set_late(counts->late);
+        fa_outcome_set_late(counts->late);
         return fa_raise_runtime_error(error);
     }
     fa_state_record(w->target.backend,

@@ -24,6 +24,7 @@
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "python/guard.h"
+#include "python/outcome.h"
 #include "python/ops.h"
 #include "python/state.h"
 

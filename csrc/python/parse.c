@@ -215,3 +215,42 @@ int fa_parse_arch(PyObject *from, char *arch, bool *given)
     Py_XDECREF(bytes);
     return failed;
 }
+
+int fa_parse_time(const char *name, PyObject *from, double unit_ns, int64_t *to)
+{
+    const double most_ns = 1e18;
+    const double number = PyFloat_AsDouble(from);
+    if (number == -1.0 && PyErr_Occurred()) {
+        return -1;
+    }
+    if (!(number >= 0.0)) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: expected a number of at least 0, got %R", name, from);
+        return -1;
+    }
+    *to = (int64_t)(number * unit_ns < most_ns ? number * unit_ns : most_ns);
+    return 0;
+}
+
+int fa_parse_path(PyObject *from, PyObject **owner, const char **to)
+{
+    *to = NULL;
+    if (from == Py_None) {
+        return 0;
+    }
+    if (!PyUnicode_FSConverter(from, owner)) {
+        return -1;
+    }
+    *to = PyBytes_AsString(*owner);
+    return *to == NULL ? -1 : 0;
+}
+
+const char *fa_parse_text(const char *name, PyObject *from, PyObject **owner)
+{
+    if (!PyUnicode_Check(from)) {
+        PyErr_Format(PyExc_TypeError, "%s: expected a str, got %R", name, from);
+        return NULL;
+    }
+    *owner = PyUnicode_AsUTF8String(from);
+    return *owner == NULL ? NULL : PyBytes_AsString(*owner);
+}

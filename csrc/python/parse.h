@@ -1,6 +1,6 @@
 /* parse.h: arguments of the module's functions, one at a time.
  *
- * Every function returns 0, or -1 with an exception set.
+ * Every function returns 0, or -1 with an exception set, but for the last.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #ifndef FA_PYTHON_PARSE_H
@@ -29,5 +29,12 @@ int fa_parse_scale_causal(PyObject *const *args, fa_problem *problem);
 int fa_parse_features(PyObject *from, fa_problem *problem);
 /* Fills arch (room for FA_STATE_ARCH_CHARS) from a str or None. */
 int fa_parse_arch(PyObject *from, char *arch, bool *given);
+/* A number of `unit_ns`, at least 0; more than 30 years are as many. */
+int fa_parse_time(const char *name, PyObject *from, double unit_ns,
+                  int64_t *to);
+/* The bytes of a path, or NULL for None; *owner, NULL before, holds them. */
+int fa_parse_path(PyObject *from, PyObject **owner, const char **to);
+/* The UTF-8 of a str, NULL with an exception set; *owner, likewise. */
+const char *fa_parse_text(const char *name, PyObject *from, PyObject **owner);
 
 #endif

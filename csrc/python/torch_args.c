@@ -7,6 +7,7 @@
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "python/torch_args.h"
 #include "python/guard.h"
+#include "python/outcome.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -329,7 +330,7 @@ static void release_thing(void *tensor)
 /* Nothing is released before the kernel that may still use it is over. */
 static void keep_all(const uint64_t *stack, int inputs,
                      const fa_torch_tensor *results, int outputs,
-                     fa_torch_tensor scratch, fa_late *late)
+                     fa_torch_tensor scratch, fa_pending *late)
 {
     void *things[FA_TORCH_TENSORS];
     size_t count = 0;
@@ -348,7 +349,7 @@ void fa_torch_return(uint64_t *stack, int inputs, fa_torch_tensor *results,
                      int outputs, fa_torch_tensor scratch, fa_status status,
                      const fa_counts *counts, const fa_error *error)
 {
-    fa_state_set_outcome(status);
+    fa_outcome_set(status);
     if (status != FA_OK && counts->late != NULL) {
         keep_all(stack, inputs, results, outputs, scratch, counts->late);
         fa_torch.check(false, __func__, "ops.c", __LINE__, error->text);

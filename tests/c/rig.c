@@ -1,6 +1,7 @@
 /* rig.c: see rig.h.  SPDX-License-Identifier: BSD-3-Clause */
 #define _XOPEN_SOURCE 700
 #include "rig.h"
+#include "python/report.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -69,7 +70,8 @@ rig *rig_open(test_run *run, fa_backend backend, fa_guard_mode mode, bool kept)
                             .factor = 1e-9,
                             .floor_ns = RIG_DEADLINE_MS * 1000000,
                             .cooldown_ns = INT64_C(60000000000),
-                            .dir = kept ? r->folder : NULL};
+                            .dir = kept ? r->folder : NULL,
+                            .report = fa_report_to_stderr};
     r->policy.dir_else = r->policy.dir;
     r->call = rig_new_call(r);
     r->call->target.backend = backend;
@@ -234,15 +236,12 @@ fa_breaker_state rig_state(rig *r, const char *kernel, fa_store_entry *entry)
 {
     static fa_store_entry entries[FA_STORE_MAX];
     bool half_open[FA_STORE_MAX];
-    fa_backend backend = FA_SIM;
-    int32_t device = 0;
-    fa_breaker *breaker = NULL;
-    const fa_latency *latency = NULL;
-    if (!fa_guard_station(r->guard, 0, &backend, &device, &breaker, &latency)) {
+    fa_station *station = fa_guard_station(r->guard, 0);
+    if (station == NULL) {
         return FA_BREAKER_UNKNOWN;
     }
     const size_t count =
-        fa_breaker_list(breaker, entries, half_open, FA_STORE_MAX);
+        fa_breaker_list(&station->breaker, entries, half_open, FA_STORE_MAX);
     for (size_t i = 0; i < count; i++) {
         if (strcmp(entries[i].kernel, kernel) == 0) {
             if (entry != NULL) {
@@ -256,13 +255,8 @@ fa_breaker_state rig_state(rig *r, const char *kernel, fa_store_entry *entry)
 
 uint64_t rig_latency_calls(rig *r, const char *kernel)
 {
-    fa_backend backend = FA_SIM;
-    int32_t device = 0;
-    fa_breaker *breaker = NULL;
-    const fa_latency *latency = NULL;
-    return fa_guard_station(r->guard, 0, &backend, &device, &breaker, &latency)
-               ? latency[row_of(kernel)].calls
-               : 0;
+    const fa_station *station = fa_guard_station(r->guard, 0);
+    return station == NULL ? 0 : station->latency[row_of(kernel)].calls;
 }
 
 /* As flight.c lays it out; read by another process, since to close the file

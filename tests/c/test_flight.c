@@ -381,6 +381,7 @@ enum { THREADS = 8, ROUNDS = 3000, HELD = 40 };
 
 typedef struct marker {
     fa_flight *flight;
+    int device;
     atomic_int *owner; /* of each slot; 0: nobody's */
     int number;
     int wrong;
@@ -400,7 +401,7 @@ static void *mark_and_clear(void *context)
             m->wrong += atomic_exchange(&m->owner[*slot], 0) != m->number;
             fa_flight_clear(m->flight, *slot);
         }
-        *slot = fa_flight_mark(m->flight, device_in(m->flight), "k", code);
+        *slot = fa_flight_mark(m->flight, m->device, "k", code);
         if (*slot >= 0) {
             m->wrong += atomic_exchange(&m->owner[*slot], m->number) != 0;
         }
@@ -417,8 +418,12 @@ static void flight_gives_a_slot_to_one_of_many_threads(test_run *run)
     pthread_t thread[THREADS];
     set_up(run, &f);
     CHECK(run, fa_flight_open(f.folder, &flight, &f.error) == FA_OK);
+    const int device = device_in(flight); /* one thread at a time */
     for (int i = 0; i < THREADS; i++) {
-        m[i] = (marker){.flight = flight, .owner = owner, .number = i + 1};
+        m[i] = (marker){.flight = flight,
+                        .device = device,
+                        .owner = owner,
+                        .number = i + 1};
         if (pthread_create(&thread[i], NULL, mark_and_clear, &m[i]) != 0) {
             abort();
         }

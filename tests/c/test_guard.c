@@ -128,6 +128,45 @@ static void guard_async_late_opens_and_says_so_once(test_run *run)
     rig_close(r);
 }
 
+static atomic_int reports[2]; /* fatal ones are the second */
+
+static void count_report(const char *text, bool fatal)
+{
+    const char *end = strrchr(text, ')');
+    if (strncmp(text, "fa_fwd_f16_d64_plain on hip:0 missed its deadline",
+                49) == 0 &&
+        end != NULL && end[1] == '\0') {
+        atomic_fetch_add(&reports[fatal], 1);
+    }
+}
+
+/* Whether the process ends is up to who is told, and there may be nobody. */
+static void guard_tells_who_opened_it_and_nobody_else(test_run *run)
+{
+    char text[256];
+    fa_guard_report *const reporters[] = {count_report, count_report, NULL};
+    for (int i = 0; i < 3; i++) {
+        rig *r = rig_open(run, FA_HIP, FA_GUARD_ASYNC, true);
+        atomic_store(&reports[0], 0);
+        atomic_store(&reports[1], 0);
+        r->policy.abort_on_hang = i > 0;
+        r->policy.report = reporters[i];
+        rig_again(r);
+        const int hidden = rig_hide_stderr(r);
+        r->fake->hanging = rig_forward_kernel();
+        CHECK(run, rig_forward(r, r->call) == FA_OK);
+        CHECK(run, rig_waits_for_misses(r, 1));
+        r->fake->hanging = NULL;
+        r->fake->hangs = false;
+        CHECK(run, rig_waits_until_over(r));
+        rig_show_stderr(r, hidden, text, sizeof text);
+        CHECK(run, text[0] == '\0');
+        CHECK(run, atomic_load(&reports[0]) == (i == 0));
+        CHECK(run, atomic_load(&reports[1]) == (i == 1));
+        rig_close(r);
+    }
+}
+
 static atomic_int released[2];
 
 static void release(void *thing)
@@ -364,6 +403,7 @@ void test_guard(test_run *run)
     RUN(run, guard_off_leaves_calls_alone);
     RUN(run, guard_counts_a_call_by_its_first_main_kernel);
     RUN(run, guard_async_late_opens_and_says_so_once);
+    RUN(run, guard_tells_who_opened_it_and_nobody_else);
     RUN(run, guard_sync_late_keeps_memory_until_it_is_over);
     RUN(run, guard_late_without_things_is_watched_all_the_same);
     RUN(run, guard_deadline_counts_from_the_work_before);

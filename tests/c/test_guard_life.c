@@ -331,16 +331,12 @@ static void guard_next_on_the_folder_knows_what_was_open(test_run *run)
 
 static void complaint_of(rig *r, char text[FA_ERROR_CHARS])
 {
-    fa_backend backend = FA_SIM;
-    int32_t device = 0;
-    fa_breaker *breaker = NULL;
-    const fa_latency *latency = NULL;
+    fa_station *station = fa_guard_station(r->guard, 0);
     text[0] = '\0';
-    if (fa_guard_station(r->guard, 0, &backend, &device, &breaker, &latency)) {
-        fa_breaker_complaint(breaker, text);
+    if (station != NULL) {
+        fa_breaker_complaint(&station->breaker, text);
     }
-    CHECK(r->run, !fa_guard_station(r->guard, 1, &backend, &device, &breaker,
-                                    &latency));
+    CHECK(r->run, fa_guard_station(r->guard, 1) == NULL);
 }
 
 /* Of two at a time on one folder each has its file; what one finds, the other
