@@ -11,15 +11,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 import time
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
-from .. import _ops, _selftest_store
+from .. import _arguments, _ops, _selftest_store
 from .._config import config
 from .._errors import FlashAttnError
+
+HELP = "kernels that were taken out of use after a failure"
+DESCRIPTION = "Lists or closes the circuit breakers that are kept on disk."
 
 
 class Entry(NamedTuple):
@@ -39,13 +41,8 @@ class Entry(NamedTuple):
         return "open" if time.time() < self.retry else "half_open"
 
 
-def add(commands: Any) -> None:
-    """Adds the subcommand's parser."""
-    parser = commands.add_parser(
-        "breaker",
-        help="kernels that were taken out of use after a failure",
-        description="Lists or closes the circuit breakers that are kept on disk.",
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's options."""
     actions = parser.add_subparsers(dest="action", metavar="list|reset", required=True)
     lists = actions.add_parser("list", help="what is open; exit code 1 if something is")
     lists.add_argument("--json", action="store_true", help="as JSON")
@@ -122,8 +119,8 @@ def _list(options: argparse.Namespace) -> int:
 def _reset(options: argparse.Namespace) -> int:
     extension, removed = _extension(), 0
     kernel = options.kernel
-    if kernel is not None and not re.fullmatch(r"\w{1,127}", kernel, re.ASCII):
-        raise FlashAttnError(f"KERNEL: expected a symbol, got {kernel!r:.80}")
+    if kernel is not None:
+        _arguments.symbol("KERNEL", kernel)
     try:
         for folder in _folders(options.dir):
             removed += extension.store_reset(folder, kernel)
