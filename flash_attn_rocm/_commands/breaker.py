@@ -59,6 +59,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _folders(folder: str) -> list[str]:
+    if not folder:
+        raise FlashAttnError("--dir: expected a folder, got none")
     return [folder, os.path.join(folder, "sim")]
 
 
@@ -66,6 +68,12 @@ def _extension() -> Any:
     if _ops.ext is None:
         raise FlashAttnError(_ops.unavailable or "the extension is missing")
     return _ops.ext
+
+
+def _refused(folder: str, error: Exception) -> FlashAttnError:
+    """With the folder, where the error names a file in it alone."""
+    text = str(error)
+    return FlashAttnError(text if folder in text else f"{folder}: {text}")
 
 
 def entries(folder: str) -> tuple[list[tuple[str, Entry]], int]:
@@ -80,7 +88,7 @@ def entries(folder: str) -> tuple[list[tuple[str, Entry]], int]:
         try:
             rows, bad = extension.store_list(each)
         except (extension.Error, OSError) as error:
-            raise FlashAttnError(str(error)) from error
+            raise _refused(each, error) from error
         found += [(each, Entry(*row)) for row in rows]
         unreadable += bad
     return found, unreadable
@@ -121,12 +129,15 @@ def _reset(options: argparse.Namespace) -> int:
     kernel = options.kernel
     if kernel is not None:
         _arguments.symbol("KERNEL", kernel)
-    try:
-        for folder in _folders(options.dir):
+    refused: list[FlashAttnError] = []
+    for folder in _folders(options.dir):
+        try:
             removed += extension.store_reset(folder, kernel)
             if kernel is None:
                 _selftest_store.forget(folder)
-    except (extension.Error, OSError) as error:
-        raise FlashAttnError(str(error)) from error
+        except (extension.Error, OSError) as error:
+            refused.append(_refused(folder, error))
+    if refused:  # the others are done
+        raise refused[0]
     print(f"{options.dir}: closed {removed}")
     return 0
