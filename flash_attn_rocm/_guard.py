@@ -66,7 +66,7 @@ _state = _State()
 def state_dir(simulated: bool) -> str | None:
     """Where breakers of GPUs, or of the simulator, outlive the process."""
     if not simulated:
-        return config.cache_dir
+        return config.cache_dir or None
     # The simulator's failures are made up: never in a user's own cache.
     return os.path.join(config.cache_dir, "sim") if config.cache_dir_given else None
 

@@ -131,6 +131,9 @@ def _of_selftest(device: str, verdicts: list[_selftest.Verdict]) -> Finding:
 
 def _of_breakers() -> Finding:
     name = "breakers"
+    if not config.cache_dir:
+        text = "not kept: there is no home folder"
+        return Finding(name, "warn", text, "set FLASH_ATTN_ROCM_CACHE_DIR")
     try:
         found, unreadable = breaker.entries(config.cache_dir)
     except FlashAttnError as error:
