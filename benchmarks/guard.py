@@ -24,12 +24,19 @@ _STATE = tempfile.mkdtemp(prefix="guard-")
 os.environ["FLASH_ATTN_ROCM_CACHE_DIR"] = _STATE
 
 import torch  # noqa: E402
-from common import options_of, print_machine, qkv, summary, write_json  # noqa: E402
+from common import (  # noqa: E402
+    launching_nothing,
+    options_of,
+    print_machine,
+    qkv,
+    summary,
+    write_json,
+)
 from overhead import backward_of, batch_us, verify  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import flash_attn_rocm  # noqa: E402
-from flash_attn_rocm import _guard, _ops  # noqa: E402
+from flash_attn_rocm import _guard  # noqa: E402
 
 GOALS = {"async": 1.1, "sync": 3.0}  # over off
 
@@ -82,9 +89,8 @@ def measure(batches: int, calls: int) -> list[dict[str, Any]]:
     results = []
     with flash_attn_rocm.patched(), flash_attn_rocm.simulate("gfx906"):
         verify(half)
-        _ops.configure("null")
         fused = F.scaled_dot_product_attention
-        try:
+        with launching_nothing():
             out = fused(*half, is_causal=True)
             named = {
                 "forward": lambda: fused(*plain, is_causal=True),
@@ -95,8 +101,6 @@ def measure(batches: int, calls: int) -> list[dict[str, Any]]:
                     figures = compare(mode, call, batches, calls)
                     results.append({"call": name, "mode": mode, **figures})
             check_guarded()
-        finally:
-            _ops.configure(_ops.config.device)
     return results
 
 

@@ -22,6 +22,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 from common import (
     attention_fp64,
+    launching_nothing,
     options_of,
     planned,
     print_machine,
@@ -153,8 +154,7 @@ def measure(head_dim: int, batches: int, calls: int) -> list[dict[str, Any]]:
     results = []
     with flash_attn_rocm.patched(), flash_attn_rocm.simulate("gfx906"):
         verify(half)
-        _ops.configure("null")
-        try:
+        with launching_nothing():
             for pair in pairs(stock, plain, half, bfloat):
                 pair.second()
                 call = flash_attn_rocm.last_call()
@@ -170,8 +170,6 @@ def measure(head_dim: int, batches: int, calls: int) -> list[dict[str, Any]]:
                         **turns(pair.first, pair.second, batches, calls),
                     }
                 )
-        finally:
-            _ops.configure(_ops.config.device)
     return results
 
 
