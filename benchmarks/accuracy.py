@@ -14,14 +14,12 @@ SPDX-License-Identifier: BSD-3-Clause
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from common import ROOT, machine, write_json
+from common import ROOT, machine, options_of, write_json
 from tqdm import tqdm
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -201,9 +199,7 @@ def is_known(row: dict[str, Any]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--write", action="store_true", help=f"into {PAGE.name}")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser = options_of(__doc__, PAGE)
     parser.add_argument(
         "--only", nargs="+", default=[""], help="families whose names begin so"
     )

@@ -19,7 +19,6 @@ SPDX-License-Identifier: BSD-3-Clause
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 import torch
-from common import ROOT, planned, relative_error, write_between, write_json
+from common import ROOT, options_of, planned, relative_error, write_between, write_json
 from torch import Tensor
 from tqdm import tqdm
 
@@ -418,11 +417,7 @@ def failures(kernels: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--length", type=int, default=LENGTH, help="default 1024")
-    parser.add_argument("--write", action="store_true", help=f"into {PAGE.name}")
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    options = parser.parse_args()
+    options = options_of(__doc__, PAGE, length=LENGTH).parse_args()
     torch.set_num_threads(1)
     figures: dict[str, Any] = {"kernels": [], "backward": [], "idle": [], "out_lo": []}
     for dtype, dim in tqdm(CASES, leave=False, mininterval=1.0):

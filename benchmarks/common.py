@@ -1,14 +1,17 @@
-"""What the benchmarks share: attention in fp64, medians, tables, the machine's name.
+"""What the benchmarks share: options, attention in fp64, medians, the machine's name.
 
 SPDX-License-Identifier: BSD-3-Clause
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,25 @@ import flash_attn_rocm
 from flash_attn_rocm import _ops
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def options_of(
+    doc: str | None, page: Path | None = None, **numbers: int
+) -> argparse.ArgumentParser:
+    """A benchmark's options: whole numbers with their defaults, and what it writes.
+
+    Args:
+        doc: of the benchmark, whose first line is the description.
+        page: what --write writes into; None: there is no such option.
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
+    for name, default in numbers.items():
+        text = f"default {default}"
+        parser.add_argument(f"--{name}", type=int, default=default, help=text)
+    if page is not None:
+        parser.add_argument("--write", action="store_true", help=f"into {page.name}")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    return parser
 
 
 def qkv(
@@ -71,6 +93,23 @@ def machine() -> dict[str, Any]:
         "torch": str(torch.__version__),
         "flash_attn_rocm": flash_attn_rocm.__version__,
     }
+
+
+@contextmanager
+def launching_nothing() -> Iterator[None]:
+    """With a driver that launches nothing: what is left of a call is the host's."""
+    _ops.configure("null")
+    try:
+        yield
+    finally:
+        _ops.configure(_ops.config.device)
+
+
+def print_machine() -> str:
+    """The line above a table of times; returns where the ops come from."""
+    source = str(flash_attn_rocm.status()["ops"])
+    print(f"{machine()['cpu']}, torch {machine()['torch']}, op from {source}")
+    return source
 
 
 def write_between(page: Path, script: str, text: str) -> None:

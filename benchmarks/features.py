@@ -14,7 +14,6 @@ SPDX-License-Identifier: BSD-3-Clause
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from pathlib import Path
@@ -31,7 +30,7 @@ from bounds import (
     pass_of,
     simulator,
 )
-from common import relative_error, write_between, write_json
+from common import options_of, relative_error, write_between, write_json
 from torch import Tensor
 from tqdm import tqdm
 
@@ -272,11 +271,7 @@ def failures(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--length", type=int, default=LENGTH, help="default 1024")
-    parser.add_argument("--write", action="store_true", help=f"into {PAGE.name}")
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    options = parser.parse_args()
+    options = options_of(__doc__, PAGE, length=LENGTH).parse_args()
     torch.set_num_threads(1)
     rows = collect(options.length)
     text = report(rows, options.length)

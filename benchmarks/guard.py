@@ -12,13 +12,11 @@ SPDX-License-Identifier: BSD-3-Clause
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any, Callable
 
 # Read at import.
@@ -26,12 +24,19 @@ _STATE = tempfile.mkdtemp(prefix="guard-")
 os.environ["FLASH_ATTN_ROCM_CACHE_DIR"] = _STATE
 
 import torch  # noqa: E402
-from common import machine, qkv, summary, write_json  # noqa: E402
+from common import (  # noqa: E402
+    launching_nothing,
+    options_of,
+    print_machine,
+    qkv,
+    summary,
+    write_json,
+)
 from overhead import backward_of, batch_us, verify  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import flash_attn_rocm  # noqa: E402
-from flash_attn_rocm import _guard, _ops  # noqa: E402
+from flash_attn_rocm import _guard  # noqa: E402
 
 GOALS = {"async": 1.1, "sync": 3.0}  # over off
 
@@ -84,9 +89,8 @@ def measure(batches: int, calls: int) -> list[dict[str, Any]]:
     results = []
     with flash_attn_rocm.patched(), flash_attn_rocm.simulate("gfx906"):
         verify(half)
-        _ops.configure("null")
         fused = F.scaled_dot_product_attention
-        try:
+        with launching_nothing():
             out = fused(*half, is_causal=True)
             named = {
                 "forward": lambda: fused(*plain, is_causal=True),
@@ -97,24 +101,17 @@ def measure(batches: int, calls: int) -> list[dict[str, Any]]:
                     figures = compare(mode, call, batches, calls)
                     results.append({"call": name, "mode": mode, **figures})
             check_guarded()
-        finally:
-            _ops.configure(_ops.config.device)
     return results
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--batches", type=int, default=40, help="default 40")
-    parser.add_argument("--calls", type=int, default=200, help="a batch, default 200")
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    options = parser.parse_args()
+    options = options_of(__doc__, batches=40, calls=200).parse_args()
     torch.set_num_threads(1)
     try:
         results = measure(max(2, options.batches), options.calls)
     finally:
         shutil.rmtree(_STATE, ignore_errors=True)
-    source = flash_attn_rocm.status()["ops"]
-    print(f"{machine()['cpu']}, torch {machine()['torch']}, op from {source}")
+    print_machine()
     print(
         f"{'call':9} {'mode':6} {'off us':>8} {'guarded':>8} {'ratio':>6} {'p10':>5} "
         f"{'p90':>5} {'goal':>5} {'watching us':>12}"
@@ -129,8 +126,7 @@ def main() -> int:
             f"{ratio['p10']:5.2f} {ratio['p90']:5.2f} {goal:5.2f} "
             f"{result['watching_us']['median']:12.2f}"
         )
-    if options.json is not None:
-        write_json(options.json, {"guard": results})
+    write_json(options.json, {"guard": results})
     return 1 if missed else 0
 
 

@@ -16,7 +16,6 @@ SPDX-License-Identifier: BSD-3-Clause
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from common import ROOT, machine, write_between, write_json
+from common import ROOT, machine, options_of, write_between, write_json
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flash_attn_rocm
@@ -227,9 +226,7 @@ def table(series: dict[str, dict[int, int]], math_path: dict[int, int]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--write", action="store_true", help=f"into {PAGE.name}")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser = options_of(__doc__, PAGE)
     parser.add_argument(
         "--math",
         type=int,

@@ -15,17 +15,17 @@ SPDX-License-Identifier: BSD-3-Clause
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
-from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 import torch
 from common import (
     attention_fp64,
-    machine,
+    launching_nothing,
+    options_of,
     planned,
+    print_machine,
     qkv,
     relative_error,
     summary,
@@ -154,8 +154,7 @@ def measure(head_dim: int, batches: int, calls: int) -> list[dict[str, Any]]:
     results = []
     with flash_attn_rocm.patched(), flash_attn_rocm.simulate("gfx906"):
         verify(half)
-        _ops.configure("null")
-        try:
+        with launching_nothing():
             for pair in pairs(stock, plain, half, bfloat):
                 pair.second()
                 call = flash_attn_rocm.last_call()
@@ -171,25 +170,18 @@ def measure(head_dim: int, batches: int, calls: int) -> list[dict[str, Any]]:
                         **turns(pair.first, pair.second, batches, calls),
                     }
                 )
-        finally:
-            _ops.configure(_ops.config.device)
     return results
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--batches", type=int, default=40, help="default 40")
-    parser.add_argument("--calls", type=int, default=200, help="a batch, default 200")
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    options = parser.parse_args()
+    options = options_of(__doc__, batches=40, calls=200).parse_args()
     torch.set_num_threads(1)
     results = [
         result
         for head_dim in (8, 64)
         for result in measure(head_dim, max(2, options.batches), options.calls)
     ]
-    source = flash_attn_rocm.status()["ops"]
-    print(f"{machine()['cpu']}, torch {machine()['torch']}, op from {source}")
+    source = print_machine()
     print(
         f"{'shape':14} {'microseconds of':19} {'call':29} "
         f"{'first':>7} {'second':>7} {'ratio':>6} {'p10':>5} {'p90':>5}"

@@ -11,14 +11,20 @@ SPDX-License-Identifier: BSD-3-Clause
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
-from common import attention_fp64, machine, qkv, relative_error, summary, write_json
+from common import (
+    attention_fp64,
+    machine,
+    options_of,
+    qkv,
+    relative_error,
+    summary,
+    write_json,
+)
 from torch.nn import functional as F
 
 import flash_attn_rocm
@@ -82,11 +88,7 @@ def measure(head_dim: int, heads: int, length: int, rounds: int) -> dict[str, An
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=7, help="default 7")
-    parser.add_argument("--length", type=int, default=512, help="default 512")
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    options = parser.parse_args()
+    options = options_of(__doc__, rounds=7, length=512).parse_args()
     # torch's own threads spin for a while after each use, on the cores measured here.
     torch.set_num_threads(1)
     results = []

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Union
 
+from . import _arguments
 from ._errors import FlashAttnError
 from ._version import __version__
 
@@ -105,13 +106,14 @@ class BreakdownReport:
         """Writes json() to a file.
 
         Raises:
-            FlashAttnError: the file cannot be written.
+            FlashAttnError: path is none, or the file cannot be written.
         """
         from hipsim.files import FileError
         from hipsim.profile_file import write_json
 
+        target = _arguments.path("path", path)
         try:
-            write_json(self.to_dict(), Path(path))
+            write_json(self.to_dict(), Path(target))
         except FileError as error:
             raise FlashAttnError(str(error)) from None
 
@@ -128,7 +130,7 @@ class BreakdownReport:
         from hipsim.files import FileError
         from hipsim.profile_plot import new_figure
 
-        data = self.to_dict()
+        target, data = _arguments.path("path", path), self.to_dict()
         layers = [layer for layer in data["layers"] if layer["calls"]]
         if not layers:
             raise FlashAttnError(f"plot: {self.table().strip()}")
@@ -149,9 +151,9 @@ class BreakdownReport:
             frameon=False,
         )
         try:
-            figure.savefig(path, dpi=120)
+            figure.savefig(target, dpi=120)
         except (OSError, ValueError) as error:  # or a suffix that is not known
-            raise FlashAttnError(f"{os.fspath(path)}: {error}") from None
+            raise FlashAttnError(f"{target}: {error}") from None
 
     # ---- what breakdown() hands over -----------------------------------------
 

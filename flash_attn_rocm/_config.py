@@ -15,17 +15,20 @@ A malformed value gives one warning and the documented default:
     FLASH_ATTN_ROCM_SELFTEST  0: no self-test, so AMD GPUs run no kernels      1
     FLASH_ATTN_ROCM_VERIFY    1/N: check one call in N with torch ops; 0       0
     FLASH_ATTN_ROCM_CACHE_DIR folder of state    flash_attn_rocm in XDG_CACHE_HOME
+        An absolute path; no folder above it is writable by all without a sticky bit.
 
 SPDX-License-Identifier: BSD-3-Clause
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import math
 import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -55,7 +58,7 @@ class Config:
     cooldown_s: float
     selftest: bool
     verify: int  # one call in so many; 0: none
-    cache_dir: str
+    cache_dir: str  # "" where there is no home folder: nothing is kept
     cache_dir_given: bool  # the user named it: the simulator's state goes there too
     python_ops: bool  # tests only: register the ops from Python
 
@@ -111,14 +114,43 @@ def _one_in(environ: Mapping[str, str], name: str) -> int:
 
 
 def _cache_dir(environ: Mapping[str, str]) -> tuple[str, bool]:
-    """The folder of state, and whether the user named it."""
-    given = environ.get(_PREFIX + "CACHE_DIR", "").strip()
-    if given:
-        return os.path.abspath(os.path.expanduser(given)), True
+    """The folder of state, "" if there is none, and whether the user named it."""
     base = environ.get("XDG_CACHE_HOME", "").strip()
     if not os.path.isabs(base):  # as the specification has it
         base = os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "flash_attn_rocm"), False
+    # Without a home folder "~" stays as it is: not to be made wherever we happen to be.
+    default = os.path.join(base, "flash_attn_rocm") if os.path.isabs(base) else ""
+
+    given = environ.get(_PREFIX + "CACHE_DIR", "").strip()
+    path = os.path.expanduser(given)  # "~nobody/x" stays as it is, too
+    if not given:
+        return default, False
+    if not os.path.isabs(path):
+        _malformed("CACHE_DIR", given, "an absolute path", default or "none")
+        return default, False
+    parent = _writable_parent(path)
+    if parent is not None:
+        expected = (
+            "a folder that others cannot exchange (all may write to "
+            f"{parent}, which has no sticky bit)"
+        )
+        _malformed("CACHE_DIR", given, expected, default or "none")
+        return default, False
+    return os.path.abspath(path), True
+
+
+def _writable_parent(path: str) -> str | None:
+    """The first folder above a path in which anyone may rename what is in it."""
+    parent = os.path.realpath(os.path.dirname(os.path.abspath(path)))
+    while True:
+        with contextlib.suppress(OSError):  # it is to be made, or not ours to see
+            mode = os.stat(parent).st_mode
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                return parent
+        above = os.path.dirname(parent)
+        if above == parent:
+            return None
+        parent = above
 
 
 def read(environ: Mapping[str, str]) -> Config:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from . import _ops
+from . import _arguments, _ops
 from ._config import code_objects, config, logger
 from ._errors import FlashAttnError
 from ._reason import Reason
@@ -22,8 +23,9 @@ from ._reason import Reason
 class Switch:
     """Whether fused kernels may answer; torch.compile guards on `off`."""
 
-    off = False
-    why = ""
+    def __init__(self) -> None:
+        self.off = False
+        self.why = ""
 
 
 switch = Switch()
@@ -34,20 +36,37 @@ _LATENCY = ("device", "kernel", "calls", "seconds", "flops", "p50_s", "p99_s")
 _COUNTS = ("misses", "captured", "unwatched", "outstanding", "quarantined")
 
 
+@dataclass(frozen=True)
 class _Policy:
-    """What configure() was last called with."""
+    """What configure() is called with."""
 
-    mode = config.guard
-    factor = config.deadline_factor
-    floor_ms = config.deadline_floor_ms
-    cooldown_s = config.cooldown_s
-    on_hang = config.on_hang
+    mode: str
+    deadline_factor: float
+    deadline_floor_ms: float
+    cooldown_s: float
+    on_hang: str
+
+
+class _State:
+    """The policy in force: one for the process, as the guard is."""
+
+    def __init__(self) -> None:
+        self.policy = _Policy(
+            config.guard,
+            config.deadline_factor,
+            config.deadline_floor_ms,
+            config.cooldown_s,
+            config.on_hang,
+        )
+
+
+_state = _State()
 
 
 def state_dir(simulated: bool) -> str | None:
     """Where breakers of GPUs, or of the simulator, outlive the process."""
     if not simulated:
-        return config.cache_dir
+        return config.cache_dir or None
     # The simulator's failures are made up: never in a user's own cache.
     return os.path.join(config.cache_dir, "sim") if config.cache_dir_given else None
 
@@ -74,39 +93,42 @@ def configure(
     Raises:
         FlashAttnError: an argument is something else.
     """
-    if on_hang not in (None, "report", "abort"):
-        raise FlashAttnError(f"on_hang: expected report or abort, got {on_hang!r}")
-    wanted = {
-        "mode": mode,
-        "factor": deadline_factor,
-        "floor_ms": deadline_floor_ms,
-        "cooldown_s": cooldown_s,
-        "on_hang": on_hang,
-    }
-    policy = _Policy()
-    vars(policy).update(
-        {name: value for name, value in wanted.items() if value is not None}
-    )
-    _set(policy)
-    for name, value in wanted.items():
+    wanted: dict[str, Any] = {}
+    if mode is not None:
+        wanted["mode"] = _arguments.word("mode", mode, ("off", "async", "sync"))
+    if on_hang is not None:
+        wanted["on_hang"] = _arguments.word("on_hang", on_hang, ("report", "abort"))
+    if deadline_factor is not None:
+        wanted["deadline_factor"] = _arguments.number(
+            "deadline_factor", deadline_factor, "a number above 0", lambda x: x > 0
+        )
+    for name, value in (
+        ("deadline_floor_ms", deadline_floor_ms),
+        ("cooldown_s", cooldown_s),
+    ):
         if value is not None:
-            setattr(_Policy, name, value)
+            wanted[name] = _arguments.number(
+                name, value, "a number of at least 0", lambda x: x >= 0
+            )
+    policy = replace(_state.policy, **wanted)
+    _put_in_force(policy)
+    _state.policy = policy
 
 
-def _set(policy: _Policy) -> None:
+def _put_in_force(policy: _Policy) -> None:
     if _ops.ext is None:
         return
     try:
         _ops.ext.guard(
             policy.mode,
-            policy.factor,
-            policy.floor_ms,
+            policy.deadline_factor,
+            policy.deadline_floor_ms,
             policy.cooldown_s,
             policy.on_hang == "abort",
             state_dir(simulated=False),
             state_dir(simulated=True),
         )
-    except (OverflowError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise FlashAttnError(str(error)) from None
 
 
@@ -129,7 +151,11 @@ def disable(reason: str = "") -> None:
 
     Args:
         reason: for the log and status().
+
+    Raises:
+        FlashAttnError: reason is no str.
     """
+    _arguments.text("reason", reason)
     if not switch.off:
         logger.warning("disabled%s", f": {reason}" if reason else "")
     switch.off, switch.why = True, reason
@@ -144,14 +170,9 @@ def enable() -> None:
 
 def guard_status() -> dict[str, Any]:
     """status()["guard"]."""
-    policy = _Policy()
     known = {} if _ops.ext is None else _ops.ext.guard_counts()
     return {
-        "mode": policy.mode,
-        "deadline_factor": policy.factor,
-        "deadline_floor_ms": policy.floor_ms,
-        "cooldown_s": policy.cooldown_s,
-        "on_hang": policy.on_hang,
+        **asdict(_state.policy),
         **{name: known.get(name, 0) for name in _COUNTS},
         "state_dir": state_dir(simulated=config.device == "sim"),
         "complaints": [] if _ops.ext is None else _ops.ext.complaints(),
@@ -197,7 +218,12 @@ def reset(kernel: str | None = None) -> None:
     """Close the breaker of a kernel, or all, on every device and on disk.
 
     Also those of kernels that did not pass their self-test.
+
+    Raises:
+        FlashAttnError: kernel is no symbol, or a file of state cannot be changed.
     """
+    if kernel is not None:
+        _arguments.symbol("kernel", kernel)
     if _ops.ext is not None:
         _ops.ext.breaker_reset(kernel)
 
@@ -251,7 +277,7 @@ def _hash_of_code() -> str:
 
 
 def _start() -> None:
-    _set(_Policy())
+    _put_in_force(_state.policy)
     if _ops.ext is not None:
         # The watching thread asks the device; it must not outlive the interpreter.
         atexit.register(_ops.ext.guard_stop)

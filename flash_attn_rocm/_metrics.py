@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from http.server import ThreadingHTTPServer
 from typing import Any, Callable, NamedTuple
 
+from . import _arguments, _status
 from ._errors import FlashAttnError
 from ._reason import Reason
 
@@ -300,8 +301,6 @@ def serve_metrics(
     port: int = 9464,
     host: str = "127.0.0.1",
     registry: Any = None,
-    *,
-    status: Callable[[], Status] | None = None,
 ) -> MetricsServer:
     """Serve this process's metrics at http://host:port/metrics for Prometheus.
 
@@ -312,42 +311,52 @@ def serve_metrics(
         registry: a prometheus_client registry to add the metrics to, and to serve
             as a whole: prometheus_client.REGISTRY has those of the process.
             Default: one with nothing else.
-        status: for tests; what stands in for flash_attn_rocm.status().
 
     Returns:
         An object with the number `port` and close().
 
     Raises:
-        FlashAttnError: prometheus_client is missing, the address cannot be listened
-            at, or the registry has these metrics already.
+        FlashAttnError: prometheus_client is missing, port, host or registry is no
+            such thing, the address cannot be listened at, or the registry has these
+            metrics already.
     """
     try:
         from prometheus_client import CollectorRegistry, MetricsHandler
     except ImportError:
         raise FlashAttnError(_MISSING) from None
-    if not isinstance(port, int) or not 0 <= port < 1 << 16:
-        raise FlashAttnError(f"port: expected an integer from 0 to 65535, got {port!r}")
-    if status is None:
-        from ._status import status as status_of_process
-
-        # A scrape must not wait for a GPU that hangs.
-        status = functools.partial(status_of_process, wait=False)
-    collector = StatusCollector(status)
-    registry = CollectorRegistry() if registry is None else registry
+    whole = isinstance(port, int) and not isinstance(port, bool)
+    if not whole or not 0 <= port < 1 << 16:
+        raise _arguments.refused("port", "an integer from 0 to 65535", port)
+    if not _arguments.text("host", host):
+        raise _arguments.refused("host", "an address to listen at", host)
+    if registry is None:
+        registry = CollectorRegistry()
+    elif not isinstance(registry, CollectorRegistry):
+        expected = "a prometheus_client.CollectorRegistry"
+        raise _arguments.refused("registry", expected, registry)
+    # A scrape must not wait for a GPU that hangs.
+    collector = StatusCollector(functools.partial(_status.status, wait=False))
     try:
         registry.register(collector)
     except ValueError as error:
         raise FlashAttnError(
             f"registry: expected one without these metrics, got: {error}"
         ) from None
+    server = None
     try:
         handler: Any = MetricsHandler.factory(registry)
         handler.timeout = 10  # seconds that a client may take to ask
         server = _Server((host, port), handler)
-    except OSError as error:
+        return MetricsServer(server, registry, collector)
+    except BaseException as error:
         registry.unregister(collector)
+        if server is not None:
+            server.server_close()
+        # Of a name: ValueError and TypeError for what no name service is asked for.
+        if not isinstance(error, (OSError, ValueError, TypeError)):
+            raise
         raise FlashAttnError(
-            f"host, port: expected an address to listen at, got {host}:{port} "
-            f"({error.strerror or error})"
+            f"host, port: expected an address to listen at, got "
+            f"{repr(host)[1:-1]:.80}:{port} "
+            f"({getattr(error, 'strerror', None) or error})"
         ) from None
-    return MetricsServer(server, registry, collector)

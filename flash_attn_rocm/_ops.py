@@ -113,27 +113,37 @@ def check_device(name: str, tensor: Tensor, q: Tensor) -> None:
         )
 
 
+def _check_form(name: str, tensor: Tensor, axes: str, q: Tensor) -> None:
+    """Rank, by the names of its axes; a dtype that kernels have; q's device."""
+    dims = axes.count(",") + 1
+    if tensor.dim() != dims:
+        raise RuntimeError(
+            f"{name}: expected {dims} dimensions ({axes}), got {tensor.dim()}"
+        )
+    if tensor.dtype not in _DTYPE_CODES:
+        raise RuntimeError(
+            f"{name}: expected dtype float16, bfloat16, float32 or float64, got "
+            f"{tensor.dtype}"
+        )
+    check_device(name, tensor, q)
+
+
+def _check_dtype(name: str, tensor: Tensor, whose: str, like: Tensor) -> None:
+    """Refuse another dtype than `like`'s."""
+    if tensor.dtype is not like.dtype:
+        raise RuntimeError(
+            f"{name}: expected dtype {dtype_name(like.dtype)} (as {whose}), got "
+            f"{dtype_name(tensor.dtype)}"
+        )
+
+
 def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
     """What C cannot see of q, k and v: layout, rank, dtype, device."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_strided(name, tensor)
-        if tensor.dim() != 4:
-            raise RuntimeError(
-                f"{name}: expected 4 dimensions (batch, heads, seqlen, head dim), "
-                f"got {tensor.dim()}"
-            )
-        if tensor.dtype not in _DTYPE_CODES:
-            raise RuntimeError(
-                f"{name}: expected dtype float16, bfloat16, float32 or float64, got "
-                f"{tensor.dtype}"
-            )
-        check_device(name, tensor, q)
+        _check_form(name, tensor, "batch, heads, seqlen, head dim", q)
     for name, tensor in (("k", k), ("v", v)):
-        if tensor.dtype is not q.dtype:
-            raise RuntimeError(
-                f"{name}: expected dtype {dtype_name(q.dtype)} (as q), got "
-                f"{dtype_name(tensor.dtype)}"
-            )
+        _check_dtype(name, tensor, "q", q)
 
 
 def check_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -144,23 +154,9 @@ def check_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
         axes = inputs if name in ("q", "k") else tables
         if axes is tables and tensor.dim() == 3:
             axes = f"batch, {tables}"
-        dims = axes.count(",") + 1
-        if tensor.dim() != dims:
-            raise RuntimeError(
-                f"{name}: expected {dims} dimensions ({axes}), got {tensor.dim()}"
-            )
-        if tensor.dtype not in _DTYPE_CODES:
-            raise RuntimeError(
-                f"{name}: expected dtype float16, bfloat16, float32 or float64, got "
-                f"{tensor.dtype}"
-            )
-        check_device(name, tensor, q)
+        _check_form(name, tensor, axes, q)
     for name, tensor, whose, like in (("k", k, "q", q), ("sin", sin, "cos", cos)):
-        if tensor.dtype is not like.dtype:
-            raise RuntimeError(
-                f"{name}: expected dtype {dtype_name(like.dtype)} (as {whose}), got "
-                f"{dtype_name(tensor.dtype)}"
-            )
+        _check_dtype(name, tensor, whose, like)
 
 
 def rotary_outputs(q: Tensor, k: Tensor) -> Two:

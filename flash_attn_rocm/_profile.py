@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Union
 
-from . import _record, _shim, _simulate
+from . import _arguments, _record, _shim, _simulate
 from ._config import simulator_path
 from ._errors import FlashAttnError
 from ._reason import Reason
@@ -108,7 +108,7 @@ class Profile:
 
         data = self._simulated("plot")
         try:
-            plot(data, Path(path))
+            plot(data, Path(_arguments.path("path", path)))
         except FileError as error:
             raise FlashAttnError(str(error)) from None
 
@@ -127,7 +127,7 @@ class Profile:
         from hipsim.profile_file import write_json
 
         try:
-            write_json(data, Path(path))
+            write_json(data, Path(_arguments.path("path", path)))
         except FileError as error:
             raise FlashAttnError(str(error)) from None
 

@@ -31,7 +31,7 @@ from . import _ops, _selftest_cases
 from ._config import logger
 from ._errors import FlashAttnError
 from ._selftest_cases import Family, families
-from ._selftest_store import KEPT_S, Store, Untrusted
+from ._selftest_store import KEPT_S, Store, Untrusted, opened
 from ._simulate import simulate
 
 TIMEOUT_S = 120.0
@@ -106,7 +106,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flash_attn_rocm._selftest")
     parser.add_argument("--device", default="sim", help="sim, sim:ARCH or a number")
     parser.add_argument("--skip", type=int, default=0, help="families to leave out")
-    parser.add_argument("--json", action="store_true", help="the only form there is")
     options = parser.parse_args(arguments)
     kind, _, arch = options.device.partition(":")
     simulated = kind == "sim"
@@ -133,7 +132,7 @@ class _Child:
         elif environ.get("FLASH_ATTN_ROCM_DEVICE") != "standin":
             environ["FLASH_ATTN_ROCM_DEVICE"] = "auto"
         folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        words = ["--device", device, "--skip", str(skip), "--json"]
+        words = ["--device", device, "--skip", str(skip)]
         self._errors = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
             [sys.executable, "-c", _CHILD, folder, *words],
@@ -340,10 +339,9 @@ def ensure(
     """
     if cache_dir is None:
         return run()
-    store = Store(cache_dir, device_identity)
     made: list[Verdict] | None = None
     try:
-        with store.locked(TIMEOUT_S + 30):
+        with opened(cache_dir, device_identity, TIMEOUT_S + 30) as store:
             made = _kept(store, code_hash)
             if made is None:
                 made = run()

@@ -16,6 +16,7 @@ from typing import Any, Callable
 
 from . import _guard, _soak_workload, _verify
 from ._errors import FlashAttnError
+from ._reason import Reason
 from ._soak_check import Answer
 
 # What a fault may be answered by, in the pass that it struck; docs/degradation.md.
@@ -29,6 +30,7 @@ _ANSWERS = {
 }
 _TRIPS = ("failed", "late", "verify")
 _PASSES = ("forward", "backward", "both")
+_REASONS = tuple(str(reason) for reason in Reason)
 # So slow that no kernel ends in time, and so little that each does.
 _TOO_SLOW = "slow:every=1,factor=1000000000"
 _SLOW = "slow:every=1,factor=2"
@@ -40,6 +42,10 @@ _STRUCK = 60
 _EVERY = 4
 _SHORT = 300  # too short to have each kind twice
 _SHORTEST = 40
+# Plans.
+_LARGEST = 1 << 20  # bytes of a file
+_MOST = (1 << 63) - 1  # of a call's number
+_SHOWN = 60  # characters of a value in a message
 
 
 @dataclass(frozen=True)
@@ -131,54 +137,103 @@ def read_plan(path: Path) -> list[Entry]:
         FlashAttnError: it cannot be read, or says something else than a plan.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            rows = json.load(file)
+        if not path.is_file():  # opening a pipe would wait for who writes it
+            path.stat()  # raises if absent
+            raise FlashAttnError(f"{path}: expected a regular file")
+        with path.open("rb") as file:
+            data = file.read(_LARGEST + 1)
     except OSError as error:
         raise FlashAttnError(f"{path}: {error.strerror or error}") from error
+    if len(data) > _LARGEST:
+        raise FlashAttnError(f"{path}: expected at most {_LARGEST} bytes")
+    try:
+        rows = json.loads(data, object_pairs_hook=_object, parse_constant=_no_number)
     except ValueError as error:
         raise FlashAttnError(f"{path}: expected JSON, got {error}") from error
+    except RecursionError as error:
+        raise FlashAttnError(f"{path}: expected JSON, nested less deep") from error
     if not isinstance(rows, list):
         raise FlashAttnError(f"{path}: expected a list of faults")
     return [_entry(f"{path}: fault {number}", row) for number, row in enumerate(rows)]
 
 
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; of a key that comes twice json keeps the last and says nothing."""
+    made: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in made:
+            raise ValueError(f"the key {_short(key)} twice in an object")
+        made[key] = value
+    return made
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text}, which is no number of JSON")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+def _is_count(value: Any, least: int, most: int = _MOST) -> bool:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return whole and least <= value <= most
+
+
+def _is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(fits(each) for each in value)
+
+
+def _is_range(value: Any) -> bool:
+    counts = _is_list(value, lambda call: _is_count(call, 0))
+    return counts and len(value) == 2 and value[0] < value[1]
+
+
+def _is_kind(value: Any) -> bool:
+    """Of one fault; what is behind the colon is the simulator's to read."""
+    plain = isinstance(value, str) and value.isascii() and value.isprintable()
+    short = plain and len(value) <= _SHOWN and ";" not in value
+    return short and value.split(":")[0] in _ANSWERS
+
+
+# What each key has to be, and how to tell.
+_KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "kind": (f"one of {', '.join(_ANSWERS)}, perhaps with :SPEC behind it", _is_kind),
+    "calls": ("[from, to], whole numbers, the first below the second", _is_range),
+    "every": ("a whole number of at least 1", lambda value: _is_count(value, 1)),
+    "repeat": ("a whole number of at least 0", lambda value: _is_count(value, 0)),
+    "passes": (f"one of {', '.join(_PASSES)}", lambda value: value in _PASSES),
+    "guard": ("async or sync", lambda value: value in ("", "async", "sync")),
+    "verify": ("a whole number of at least 0", lambda value: _is_count(value, 0)),
+    "expect": (
+        "a list of reasons as last_call() has them, such as failed, late or fused",
+        lambda value: _is_list(value, lambda each: each in _REASONS),
+    ),
+}
+_NEEDED = ("kind", "calls")
 
 
 def _entry(where: str, row: Any) -> Entry:
-    def refuse(what: str) -> FlashAttnError:
-        return FlashAttnError(f"{where}: expected {what}, got {json.dumps(row)}")
+    def refuse(key: str, expected: str, got: Any) -> FlashAttnError:
+        return FlashAttnError(f"{where}: {key}: expected {expected}, got {_short(got)}")
 
     if not isinstance(row, dict):
-        raise refuse("an object")
-    unknown = sorted(set(row) - set(Entry.__dataclass_fields__))
-    if unknown:
-        known = ", ".join(Entry.__dataclass_fields__)
-        raise refuse(f"{known} and no {unknown[0]!r}")
-    kind, calls = row.get("kind"), row.get("calls")
-    if not isinstance(kind, str) or kind.split(":")[0] not in _ANSWERS:
-        raise refuse(f"a kind of {', '.join(_ANSWERS)}")
-    if not (
-        isinstance(calls, list)
-        and len(calls) == 2
-        and all(_is_count(call, 0) for call in calls)
-        and calls[0] < calls[1]
-    ):
-        raise refuse("calls of [from, to]")
-    for name, least in (("every", 1), ("repeat", 0), ("verify", 0)):
-        if not _is_count(row.get(name, least), least):
-            raise refuse(f"a whole number {name} of at least {least}")
-    if row.get("repeat") and row["repeat"] < calls[1]:
-        raise refuse("a repeat of at least the end of calls")
-    if row.get("passes", "both") not in _PASSES:
-        raise refuse(f"passes of {', '.join(_PASSES)}")
-    if row.get("guard", "") not in ("", "async", "sync"):
-        raise refuse("a guard of async or sync")
-    expect = row.get("expect", [])
-    if not isinstance(expect, list) or not all(isinstance(e, str) for e in expect):
-        raise refuse("a list of reasons to expect")
-    return Entry(**{**row, "calls": (calls[0], calls[1]), "expect": tuple(expect)})
+        raise FlashAttnError(f"{where}: expected an object, got {_short(row)}")
+    for key in row:
+        if key not in _KEYS:
+            raise FlashAttnError(f"{where}: {_short(key)}: expected {', '.join(_KEYS)}")
+    for key, (expected, fits) in _KEYS.items():
+        if key not in row and key in _NEEDED:
+            raise FlashAttnError(f"{where}: {key}: expected {expected}, got none")
+        if key in row and not fits(row[key]):
+            raise refuse(key, expected, row[key])
+    repeat, (begin, end) = row.get("repeat", 0), row["calls"]
+    if repeat and repeat < end:
+        raise refuse("repeat", f"0, or at least the end of calls, {end}", repeat)
+    return Entry(
+        **{**row, "calls": (begin, end), "expect": tuple(row.get("expect", []))}
+    )
 
 
 def as_data(plan: list[Entry]) -> list[dict[str, Any]]:
@@ -212,7 +267,7 @@ class Injector:
             try:
                 hipsim.set_fault(entry.spec(0, True))
             except hipsim.HipError as error:
-                raise FlashAttnError(f"plan: fault {number}: {error}") from error
+                raise FlashAttnError(f"plan: fault {number}: kind: {error}") from error
             finally:
                 hipsim.set_fault(None)
 

@@ -9,7 +9,7 @@ SPDX-License-Identifier: BSD-3-Clause
 
 from __future__ import annotations
 
-import functools
+import math
 import os
 import queue
 import signal
@@ -19,9 +19,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable, Union
 
-from . import _guard
+from . import _arguments, _guard, _status
 from ._config import logger
-from ._errors import FlashAttnError
 
 PathLike = Union[str, "os.PathLike[str]"]
 Classes = Iterable[Mapping[str, Any]]  # status()["latency"]
@@ -29,6 +28,7 @@ Classes = Iterable[Mapping[str, Any]]  # status()["latency"]
 _PERIOD_S = 1.0  # between two looks at a file
 _WINDOW_S = 120.0  # over which a rate is taken, as in monitoring/alerts.yml
 _LOOKS = 20  # at the rates, in the time that a floor allows
+_POSITIVE = ("a positive number", lambda x: 0.0 < x < math.inf)
 _NO_GPU = ("sim", "null")  # devices whose time says nothing about a card
 
 
@@ -126,7 +126,6 @@ def watch_floor(
     on_low: Callable[[str], object] | None = None,
     *,
     simulated: bool = False,
-    status: Callable[[], Mapping[str, Any]] | None = None,
 ) -> Watch:
     """Go to stock SDPA if attention on a GPU is slower than a floor for too long.
 
@@ -137,27 +136,23 @@ def watch_floor(
         on_low: what to call then, with a sentence that names device, rate and
             floor. Default: disable(), which lasts until enable().
         simulated: look at the simulator's own time, too.
-        status: for tests; what stands in for flash_attn_rocm.status().
 
     Returns:
         An object with close(), which ends the watch.
 
     Raises:
-        FlashAttnError: tflops or seconds is no positive number.
+        FlashAttnError: tflops or seconds is no positive number, on_low no function,
+            or simulated no bool.
     """
-    for name, value in (("tflops", tflops), ("seconds", seconds)):
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not 0 < value < float("inf"):
-            raise FlashAttnError(f"{name}: expected a positive number, got {value!r}")
-    if status is None:
-        from ._status import status as status_of_process
-
-        status = functools.partial(status_of_process, wait=False)
-    ask, act = status, on_low or _guard.disable
+    tflops = _arguments.number("tflops", tflops, *_POSITIVE)
+    seconds = _arguments.number("seconds", seconds, *_POSITIVE)
+    _arguments.truth("simulated", simulated)
+    act = _guard.disable if on_low is None else _arguments.function("on_low", on_low)
+    ask = _status.status
     floor = Floor(tflops, seconds, simulated)
 
     def look() -> None:
-        for which in floor.look(ask()["latency"], time.monotonic()):
+        for which in floor.look(ask(wait=False)["latency"], time.monotonic()):
             act(f"{which} for {seconds:g} s, below the floor of {tflops:g}")
 
     return Watch("floor", min(seconds / _LOOKS, 15.0), look)
@@ -167,31 +162,25 @@ def watch_floor(
 # A file
 
 
-def disable_file(
-    path: PathLike,
-    *,
-    guard: Any = None,
-) -> Watch:
+def disable_file(path: PathLike) -> Watch:
     """Let calls go to stock SDPA while a file exists; looked at once a second.
 
     Args:
         path: of anything that may appear and go; it is never opened.
-        guard: for tests; what stands in for the module _guard.
 
     Returns:
         An object with close(), which ends the watch and leaves the state as it is.
+
+    Raises:
+        FlashAttnError: path is none that a file may have.
 
     Notes:
         An enable() while the file exists lasts a second. When the file goes, enable()
         is called unless another disable() is in force: by hand, by a signal, by the
         floor. A file that is there already is seen before this returns.
     """
-    try:
-        watched = os.fspath(path)
-    except TypeError:
-        raise FlashAttnError(f"path: expected a path, got {path!r}") from None
-    guard = guard or _guard
-    reason = f"the file {os.fsdecode(watched)} exists"
+    watched, guard = _arguments.path("path", path), _guard
+    reason = f"the file {watched} exists"
 
     def look() -> None:
         if os.path.lexists(watched):
@@ -207,17 +196,19 @@ def disable_file(
 # --------------------------------------------------------------------------
 # A signal
 
+# A program that goes on behind its handler of one would fault again, for ever.
+_FAULTS = (
+    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE),
+    *(signal.SIGILL, signal.SIGABRT),
+)
 
-def disable_signal(
-    signum: int = signal.SIGUSR1,
-    *,
-    disable: Callable[[str], object] | None = None,
-) -> None:
+
+def disable_signal(signum: int = signal.SIGUSR1) -> None:
     """Let a signal call disable(): `kill -USR1 PID`. enable() undoes it.
 
     Args:
-        signum: SIGUSR1 or another one that a handler may be set for.
-        disable: what to call; by default this package's function.
+        signum: SIGUSR1 or another one that a handler may be set for, but for those of
+            a fault: SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT.
 
     Raises:
         FlashAttnError: this is not the main thread, or no handler may be set for
@@ -228,7 +219,9 @@ def disable_signal(
         main thread between two of its instructions: a main thread that hangs in a
         call into C sees none, where disable_file() still works.
     """
-    off = disable or _guard.disable
+    if isinstance(signum, int) and (isinstance(signum, bool) or signum in _FAULTS):
+        raise _arguments.refused("signum", "a signal that is no fault's", signum)
+    off = _guard.disable
     # The handler may interrupt this very thread inside disable() or logging, with
     # their locks held. A SimpleQueue is the one that a handler may put into.
     arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -249,8 +242,13 @@ def disable_signal(
     try:
         before = signal.getsignal(signum)
         signal.signal(signum, handler)
-    except (ValueError, OSError, TypeError) as error:
-        raise FlashAttnError(
-            f"signum: expected a signal, and the main thread, got {signum!r} ({error})"
-        ) from None
-    threading.Thread(target=serve, name="flash_attn_rocm signal", daemon=True).start()
+    except (ValueError, OSError, TypeError, OverflowError) as error:
+        expected = f"a signal, and the main thread ({error})"
+        raise _arguments.refused("signum", expected, signum) from None
+    try:
+        threading.Thread(
+            target=serve, name="flash_attn_rocm signal", daemon=True
+        ).start()
+    except RuntimeError:  # no thread is left; a handler alone would do nothing
+        signal.signal(signum, signal.SIG_DFL if before is None else before)
+        raise

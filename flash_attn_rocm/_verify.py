@@ -20,9 +20,9 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from . import _ops
+from . import _arguments, _ops
 from ._config import config
-from ._errors import FlashAttnError, LaunchFailure
+from ._errors import LaunchFailure
 from ._features import TENSORS, Features
 from ._guard import trip
 from ._reason import Reason
@@ -92,9 +92,7 @@ def set_every(every: int) -> None:
         FlashAttnError: it is no whole number of at least 0.
     """
     if isinstance(every, bool) or not isinstance(every, int) or every < 0:
-        raise FlashAttnError(
-            f"every: expected a whole number of at least 0, got {every!r}"
-        )
+        raise _arguments.refused("every", "a whole number of at least 0", every)
     _state.every = every
 
 

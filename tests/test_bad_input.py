@@ -579,6 +579,10 @@ else:
         ("VERIFY", "2"),
         ("VERIFY", "1/0"),
         ("VERIFY", "1/x"),
+        ("CACHE_DIR", "~nosuch/x"),
+        ("CACHE_DIR", "relative"),
+        ("CACHE_DIR", "./relative"),
+        ("CACHE_DIR", "$HOME/x"),
     ],
 )
 def test_a_malformed_setting_gives_one_warning_and_the_default(caplog, name, value):
@@ -615,6 +619,38 @@ def test_state_lies_in_the_users_cache_or_where_it_was_said(environ, folder, giv
     read = _config.read(environ)
     assert read.cache_dir == os.path.expanduser(folder)
     assert read.cache_dir_given is given
+
+
+@pytest.mark.parametrize("value", ["", " ", "\t"])
+def test_an_empty_folder_of_state_is_as_if_not_set(caplog, value):
+    assert _config.read({"FLASH_ATTN_ROCM_CACHE_DIR": value}) == _config.read({})
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775, 0o755])
+@pytest.mark.parametrize("below", ["state", "new/state", "link/state"])
+def test_a_folder_that_all_may_exchange_is_not_used(tmp_path, caplog, mode, below):
+    parent = tmp_path / "parent"
+    parent.mkdir()
+    (tmp_path / "link").symlink_to(parent)
+    parent.chmod(mode)
+    path = tmp_path / below if below[0] == "l" else parent / below
+    read = _config.read({"FLASH_ATTN_ROCM_CACHE_DIR": str(path)})
+    if mode == 0o777:
+        assert read == _config.read({}) and not read.cache_dir_given
+        (record,) = caplog.records
+        assert f"all may write to {parent}, " in record.getMessage()
+    else:
+        assert (read.cache_dir, read.cache_dir_given) == (str(path), True)
+        assert not caplog.records
+
+
+def test_without_a_home_nothing_is_kept(tmp_path, monkeypatch):
+    """In a container whose user has no entry: "~" is not made in the current folder."""
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert _config.read({}).cache_dir == ""
+    assert _config.read({"FLASH_ATTN_ROCM_CACHE_DIR": "~/x"}).cache_dir == ""
+    assert _config.read({"XDG_CACHE_HOME": "/x"}).cache_dir == "/x/flash_attn_rocm"
 
 
 @needs_simulator

@@ -6,6 +6,7 @@ SPDX-License-Identifier: BSD-3-Clause
 from __future__ import annotations
 
 import json
+import os
 import time
 
 import pytest
@@ -56,6 +57,11 @@ def call(capsys, tmp_path):
 def row(kernel="fa_fwd_f16_d64_plain", retry_in=60, failures=2):
     now = int(time.time())
     return "gfx906 driver 1", kernel, 7, failures, now, now + retry_in, "no answer"
+
+
+def test_without_a_folder_there_is_one_line(extension, capsys):
+    code, out, err = command(main, capsys, "breaker", "list", "--dir", "")
+    assert (code, out, err.count("\n")) == (2, "", 1) and "--dir: expected" in err
 
 
 def test_an_empty_folder_has_nothing_open(extension, call, tmp_path):
@@ -136,7 +142,85 @@ def test_bad_usage_gives_one_line_and_exit_code_2(extension, capsys, words):
     assert (code, out, err.count("\n")) == (2, "", 1)
 
 
-@pytest.mark.skipif(not hasattr(_C, "store_list"), reason="no store in this build")
+def test_reset_goes_on_behind_a_folder_that_is_not_trusted(extension, call, tmp_path):
+    extension.untrusted.add(str(tmp_path))
+    extension.rows[str(tmp_path / "sim")] = [row()]
+    code, out, err = call("reset")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert extension.rows[str(tmp_path / "sim")] == []
+
+
+def huge(path):
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+def writable(path):
+    path.touch()
+    path.chmod(0o606)
+
+
+def folder_with_files(path):
+    path.mkdir()
+    (path / "file").touch()
+
+
+# What may lie under a name of ours, by what made it.
+THINGS = {
+    "folder": os.mkdir,
+    "folder with files": folder_with_files,
+    "pipe": os.mkfifo,
+    "link": lambda path: path.symlink_to("/etc/passwd"),
+    "link to nothing": lambda path: path.symlink_to("nothing"),
+    "empty file": lambda path: path.touch(),
+    "huge file": huge,
+    "file of all": writable,
+}
+FILE, LOCK = "breakers-0123456789abcdef.txt", "breakers.lock"
+
+
+@pytest.mark.parametrize("thing", THINGS)
+def test_whatever_lies_there_is_one_line_that_names_it(call, tmp_path, thing):
+    THINGS[thing](tmp_path / FILE)
+    code, out, err = call("list")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"{tmp_path}: 1 damaged file" in err
+    code, out, err = call("reset")
+    if code == 0:
+        assert (out, err) == (f"{tmp_path}: closed 0\n", "")
+        assert call("list") == (0, f"{tmp_path}: no breaker is open\n", "")
+    else:
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert str(tmp_path) in err and FILE in err
+
+
+@pytest.mark.parametrize("thing", ["empty file", "huge file"])
+def test_reset_puts_a_damaged_file_aside(call, tmp_path, thing):
+    THINGS[thing](tmp_path / FILE)
+    assert call("reset") == (0, f"{tmp_path}: closed 0\n", "")
+    assert call("list")[0] == 0 and (tmp_path / f"{FILE}.bad").exists()
+
+
+@pytest.mark.parametrize("thing", sorted({*THINGS} - {"empty file", "huge file"}))
+def test_what_lies_in_place_of_the_lock_is_one_line_that_names_it(
+    call, tmp_path, thing
+):
+    THINGS[thing](tmp_path / LOCK)
+    assert call("list")[0] == 0
+    code, out, err = call("reset")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert str(tmp_path) in err and LOCK in err
+
+
+@pytest.mark.parametrize("thing", sorted({*THINGS} - {"folder", "folder with files"}))
+@pytest.mark.parametrize("action", ["list", "reset"])
+def test_what_lies_in_place_of_the_folder_is_one_line(capsys, tmp_path, thing, action):
+    cache = tmp_path / "cache"
+    THINGS[thing](cache)
+    code, out, err = command(main, capsys, "breaker", action, "--dir", cache)
+    assert (code, out, err.count("\n")) == (2, "", 1) and str(cache) in err
+
+
 def test_the_extensions_own_files_are_listed_and_repaired(call, tmp_path):
     tmp_path.chmod(0o700)
     assert call("list")[0] == 0

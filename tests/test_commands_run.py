@@ -168,8 +168,8 @@ module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 def main(words):
     parser = argparse.ArgumentParser()
-    module.add(parser.add_subparsers())
-    options = parser.parse_args(words)
+    module.add(parser)
+    options = parser.parse_args(words[1:])
     return options.run(options)
 """
 

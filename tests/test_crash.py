@@ -72,11 +72,23 @@ def test_an_open_breaker_is_open_in_the_next_process(folder):
     assert told(TELL, folder)[0] == "fused"
 
 
-def test_without_the_variable_the_simulator_leaves_the_users_cache_alone(tmp_path):
+@pytest.mark.parametrize("value", ["", "~nosuch/state", "state-of-a-test", "{}/state"])
+def test_unless_a_folder_was_named_the_simulator_leaves_the_users_cache_alone(
+    tmp_path, value
+):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    value = value.format(shared)
     env = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path / "home")}
-    assert told(FAULT, "", **env)[0] == "failed"
-    assert told(TELL, "", **env)[0] == "fused"
-    assert os.listdir(tmp_path) == []
+    done = run(FAULT, value, **env)
+    reason, _, complaints = json.loads(done.stdout)
+    assert (reason, complaints) == ("failed", [])
+    warned = done.stderr.count("FLASH_ATTN_ROCM_CACHE_DIR: expected ")
+    assert warned == (value != "") and done.stderr.count("\n") == warned + 1
+    assert told(TELL, value, **env)[0] == "fused"
+    assert [*tmp_path.iterdir()] == [shared] and not [*shared.iterdir()]
+    assert not (ROOT / "~nosuch").exists() and not (ROOT / "state-of-a-test").exists()
 
 
 # A call that takes seconds, in a thread, while the main thread ends the process.

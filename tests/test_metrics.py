@@ -17,7 +17,7 @@ import urllib.request
 
 import pytest
 from helpers import ROOT
-from helpers.metrics import STATUS, growing
+from helpers.metrics import STATUS, growing, serve
 
 import flash_attn_rocm as fa
 from flash_attn_rocm import FlashAttnError
@@ -42,7 +42,7 @@ def labels(name):
 
 
 def test_each_row_of_the_table_is_served_with_its_labels():
-    with serve_metrics(0, status=lambda: STATUS) as server:
+    with serve(lambda: STATUS) as server:
         found = scrape(server)
     for row in ROWS:
         mine = [name for name in found if name.split("{")[0] == series(row)]
@@ -70,12 +70,12 @@ def test_each_row_of_the_table_is_served_with_its_labels():
     ],
 )
 def test_a_value_is_that_of_the_status(name, value):
-    with serve_metrics(0, status=lambda: STATUS) as server:
+    with serve(lambda: STATUS) as server:
         assert scrape(server)["flash_attn_rocm_" + name] == value
 
 
 def test_a_call_class_has_two_quantiles_a_sum_and_a_count():
-    with serve_metrics(0, status=lambda: STATUS) as server:
+    with serve(lambda: STATUS) as server:
         found = scrape(server)
     name = "flash_attn_rocm_call_duration_seconds"
     of = 'device="hip:0",kernel="fa_fwd_f16_d64_plain"'
@@ -92,7 +92,7 @@ def test_every_scrape_reads_the_status_anew_and_nothing_else_does():
         looks.append(threading.current_thread())
         return {**STATUS, "enabled": len(looks) == 1}
 
-    with serve_metrics(0, status=status) as server:
+    with serve(status) as server:
         assert looks == []
         assert scrape(server)["flash_attn_rocm_enabled"] == 1
         assert scrape(server)["flash_attn_rocm_enabled"] == 0
@@ -102,7 +102,7 @@ def test_every_scrape_reads_the_status_anew_and_nothing_else_does():
 def test_every_fallback_reason_is_there_before_it_happens():
     empty = copy.deepcopy(STATUS)
     empty["counters"]["fallback"] = {}
-    with serve_metrics(0, status=lambda: empty) as server:
+    with serve(lambda: empty) as server:
         found = scrape(server)
     reasons = {reason.value for reason in Reason} - {"fused"}
     names = {f'flash_attn_rocm_fallbacks_total{{reason="{r}"}}' for r in reasons}
@@ -110,7 +110,7 @@ def test_every_fallback_reason_is_there_before_it_happens():
 
 
 def test_samples_of_one_label_set_stand_together_for_openmetrics():
-    with serve_metrics(0, status=growing()) as server:
+    with serve(growing()) as server:
         found = list(scrape(server, "application/openmetrics-text; version=1.0.0"))
     mine = [name for name in found if "call_duration_seconds" in name]
     devices = [re.search('device="(.*?)"', name)[1] for name in mine]
@@ -120,27 +120,27 @@ def test_samples_of_one_label_set_stand_together_for_openmetrics():
 def test_a_given_registry_is_served_as_a_whole_and_left_as_it_was():
     registry = client.CollectorRegistry()
     client.Gauge("mine", "of the user", registry=registry).set(3)
-    with serve_metrics(0, registry=registry, status=lambda: STATUS) as server:
+    with serve(lambda: STATUS, 0, registry=registry) as server:
         found = scrape(server)
         with pytest.raises(FlashAttnError, match=r"^registry: expected .* Duplicated"):
-            serve_metrics(0, registry=registry, status=lambda: STATUS)
+            serve(lambda: STATUS, 0, registry=registry)
     assert found["mine"] == 3 and "flash_attn_rocm_enabled" in found
     assert b"flash_attn_rocm" not in client.generate_latest(registry)
 
 
 def test_close_frees_the_port_and_may_be_repeated():
-    server = serve_metrics(0, status=lambda: STATUS)
+    server = serve(lambda: STATUS)
     scrape(server)
     server.close()
     server.close()
     with pytest.raises(urllib.error.URLError):
         scrape(server)
-    with serve_metrics(server.port, status=lambda: STATUS) as again:
+    with serve(lambda: STATUS, server.port) as again:
         assert again.port == server.port
 
 
 def test_only_this_machine_is_served_unless_asked():
-    with serve_metrics(0, status=lambda: STATUS) as server:
+    with serve(lambda: STATUS) as server:
         assert server._server.server_address[0] == "127.0.0.1"
 
 
@@ -149,14 +149,14 @@ def test_a_taken_port_is_refused_by_name_and_leaves_the_registry_alone():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(FlashAttnError, match=rf"127.0.0.1:{port} \(.*in use"):
-            serve_metrics(port, registry=registry, status=lambda: STATUS)
+            serve(lambda: STATUS, port, registry=registry)
     assert client.generate_latest(registry) == b""
 
 
 @pytest.mark.parametrize("port", [-1, 65536, "9464", None, 1.5])
 def test_what_is_no_port_is_refused_by_name(port):
     with pytest.raises(FlashAttnError, match=r"^port: expected an integer from 0"):
-        serve_metrics(port, status=lambda: STATUS)
+        serve(lambda: STATUS, port)
 
 
 def test_without_prometheus_client_the_error_says_what_to_install(monkeypatch):
@@ -169,11 +169,11 @@ def test_without_prometheus_client_the_error_says_what_to_install(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(FlashAttnError, match="pip install prometheus_client"):
-        serve_metrics(0, status=lambda: STATUS)
+        serve(lambda: STATUS)
 
 
 def test_a_forked_child_does_not_hold_the_port():
-    server = serve_metrics(0, status=lambda: STATUS)
+    server = serve(lambda: STATUS)
     wait, leave = os.pipe()
     child = os.fork()
     if child == 0:
@@ -182,7 +182,7 @@ def test_a_forked_child_does_not_hold_the_port():
         os._exit(0)
     try:
         server.close()
-        with serve_metrics(server.port, status=lambda: STATUS) as again:
+        with serve(lambda: STATUS, server.port) as again:
             scrape(again)
     finally:
         os.write(leave, b"x")

@@ -23,9 +23,9 @@ import urllib.request
 
 import pytest
 from helpers import ROOT
-from helpers.metrics import STATUS, growing
+from helpers.metrics import STATUS, growing, serve
 
-from flash_attn_rocm._metrics import ROWS, series, serve_metrics
+from flash_attn_rocm._metrics import ROWS, series
 
 MONITORING = ROOT / "monitoring"
 if not MONITORING.is_dir():
@@ -106,7 +106,7 @@ def test_the_tests_of_the_alerts_notice_a_changed_rule(tmp_path, old, new):
 
 
 def test_the_metrics_follow_the_conventions():
-    with serve_metrics(0, status=lambda: STATUS) as server:
+    with serve(lambda: STATUS) as server:
         text = get(f"http://127.0.0.1:{server.port}/metrics")
     output, code = promtool("check", "metrics", text=text)
     assert (output, code) == ("", 0)
@@ -194,7 +194,7 @@ def prometheus(tmp_path_factory):
     program = tool("prometheus")
     folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
     shutil.copy(MONITORING / "alerts.yml", folder)
-    with serve_metrics(0, status=growing()) as metrics:
+    with serve(growing()) as metrics:
         text = configuration([f"127.0.0.1:{metrics.port}"])
         (folder / "prometheus.yml").write_text(text, encoding="utf-8")
         process = subprocess.Popen(

@@ -5,8 +5,11 @@ SPDX-License-Identifier: BSD-3-Clause
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import stat
 import threading
 import time
 
@@ -321,6 +324,14 @@ def ask(folder, run, device="gfx906 driver 1", code="c1"):
     return ensure(device, code, folder, run=run)
 
 
+def content_of(folder):
+    """What is in it; of what is no file only the kind."""
+    return {
+        path.name: path.read_bytes() if path.is_file() else path.lstat().st_mode
+        for path in folder.iterdir()
+    }
+
+
 def file_in(folder):
     (found,) = folder.glob("selftest-*.json")
     return found
@@ -427,6 +438,17 @@ def _symlinked_file(folder):
     file.symlink_to("other")
 
 
+def in_its_place(make, lock=False):
+    """Something else under the name of the file, or of the lock."""
+
+    def change(folder):
+        path = folder / "selftest-lock" if lock else file_in(folder)
+        path.unlink()
+        make(path)
+
+    return change
+
+
 UNTRUSTED = {
     "folder of the group": lambda folder: folder.chmod(0o770),
     "folder of all": lambda folder: folder.chmod(0o707),
@@ -434,6 +456,12 @@ UNTRUSTED = {
     "file of the group": lambda folder: file_in(folder).chmod(0o660),
     "file of all": lambda folder: file_in(folder).chmod(0o606),
     "link to a file": _symlinked_file,
+    "pipe": in_its_place(os.mkfifo),
+    "folder": in_its_place(os.mkdir),
+    "pipe as the lock": in_its_place(os.mkfifo, True),
+    "folder as the lock": in_its_place(os.mkdir, True),
+    "link as the lock": in_its_place(lambda path: path.symlink_to("none"), True),
+    "lock of all": lambda folder: (folder / "selftest-lock").chmod(0o606),
 }
 
 
@@ -441,12 +469,12 @@ UNTRUSTED = {
 def test_what_others_may_write_is_neither_read_nor_written(folder, caplog, how):
     ask(folder, Runs())
     UNTRUSTED[how](folder)
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    before = content_of(folder)
     run = Runs(verdict="wrong")
     assert ask(folder, run)[0].verdict == "wrong"
     assert run.count == 1 and len(caplog.records) == 1
     assert ("symbolic link" in caplog.text) == how.startswith("link")
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert content_of(folder) == before
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -475,6 +503,80 @@ def test_a_full_disk_costs_one_warning_and_leaves_nothing(folder, caplog, monkey
     ask(folder, run)
     assert run.count == 1 and len(caplog.records) == 1
     assert [path.name for path in folder.iterdir()] == ["selftest-lock"]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "full"), KeyboardInterrupt()])
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_write_that_fails_anywhere_leaves_the_old_file_or_the_new(
+    folder, monkeypatch, error, call
+):
+    """The first fsync is the file's, the second its folder's."""
+    ask(folder, Runs(), code="old")
+    real, calls = os.fsync, []
+
+    def failing(descriptor):
+        calls.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
+        if len(calls) == call:
+            raise error
+        real(descriptor)
+
+    monkeypatch.setattr(_selftest_store.os, "fsync", failing)
+    with contextlib.suppress(KeyboardInterrupt):
+        ask(folder, Runs(), code="new")
+    assert calls == [False, True][:call]
+    found = json.loads(file_in(folder).read_text())
+    assert found["code_hash"] == ("old" if call == 1 else "new")
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(folder):
+    ask(folder, Runs())
+    (folder / "selftest-replacement.tmp").write_text("half of a fi")
+    ask(folder, Runs(), code="c2")
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_who_does_not_get_the_lock_reads_and_does_not_write(folder, monkeypatch):
+    ask(folder, Runs(), code="c1")
+    before = content_of(folder)
+    monkeypatch.setattr(_selftest, "TIMEOUT_S", -30)
+    with open(folder / "selftest-lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        old, new = Runs(), Runs()
+        ask(folder, old, code="c1")
+        ask(folder, new, code="c2")
+    assert (old.count, new.count) == (0, 1) and content_of(folder) == before
+
+
+def test_a_file_system_without_locks_costs_one_warning_and_no_time(
+    folder, caplog, monkeypatch
+):
+    def none(descriptor, operation):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(_selftest_store.fcntl, "flock", none)
+    started, run = time.monotonic(), Runs()
+    ask(folder, run)
+    assert run.count == 1 and len(caplog.records) == 1
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("how", UNTRUSTED)
+def test_after_forget_what_is_ours_to_repair_is_repaired(folder, caplog, how):
+    ask(folder, Runs())
+    UNTRUSTED[how](folder)
+    if how in ("folder of the group", "folder of all", "link to a folder"):
+        with pytest.raises(_selftest_store.Untrusted):
+            _selftest_store.forget(folder)
+        return
+    (folder / "selftest-lock.bad").write_text("an earlier one")
+    (folder / "selftest-0123.json.bad").mkdir()
+    _selftest_store.forget(folder)
+    run = Runs()
+    ask(folder, run)
+    ask(folder, run)
+    kept = how != "lock of all"  # somebody may hold it: not to be taken away
+    assert (run.count, len(caplog.records)) == ((1, 0) if kept else (2, 2))
 
 
 def test_of_several_that_ask_at_once_one_runs_the_test(folder):

@@ -285,30 +285,95 @@ def test_wrong_usage_is_one_line_and_exit_code_2(soak, words, expected):
 GOOD_ENTRY = {"kind": "launch", "calls": [0, 10]}
 
 
+def _with(text):
+    return f'[{{"kind": "launch", {text}}}]'
+
+
+def _make_huge(path):
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
 @pytest.mark.parametrize(
     ("plan", "expected"),
     [
         ("{", "expected JSON"),
         ({}, "expected a list"),
         ([1], "expected an object"),
-        ([{**GOOD_ENTRY, "evry": 1}], "no 'evry'"),
-        ([{**GOOD_ENTRY, "kind": "fire"}], "a kind of launch"),
-        ([{**GOOD_ENTRY, "kind": ["launch"]}], "a kind of launch"),
+        ([{**GOOD_ENTRY, "evry": 1}], 'fault 0: "evry": expected kind, calls, every,'),
+        ([{"calls": [0, 10]}], "fault 0: kind: expected one of launch"),
+        ([{"kind": "launch"}], "fault 0: calls: expected [from, to]"),
+        ([{**GOOD_ENTRY, "kind": "fire"}], "kind: expected one of launch"),
+        ([{**GOOD_ENTRY, "kind": ["launch"]}], "kind: expected one of launch"),
+        ([{**GOOD_ENTRY, "kind": "launch:\0"}], "kind: expected one of launch"),
+        ([{**GOOD_ENTRY, "kind": "launch:\ud800"}], "kind: expected one of launch"),
+        ([{**GOOD_ENTRY, "kind": "launch:nth=1\n"}], "kind: expected one of launch"),
+        ([{**GOOD_ENTRY, "kind": "launch:" + "x" * 9999}], "kind: expected one of"),
+        ([{**GOOD_ENTRY, "kind": "launch;alloc"}], "kind: expected one of launch"),
+        ([{**GOOD_ENTRY, "kind": "launch:nth=1;alloc:nth=1"}], "kind: expected one of"),
+        ([GOOD_ENTRY, {**GOOD_ENTRY, "kind": None}], "fault 1: kind: expected one of"),
         ([{**GOOD_ENTRY, "calls": [5, 5]}], "[from, to]"),
         ([{**GOOD_ENTRY, "calls": [-1, 5]}], "[from, to]"),
-        ([{**GOOD_ENTRY, "calls": 5}], "[from, to]"),
-        ([{**GOOD_ENTRY, "every": 0}], "every of at least 1"),
-        ([{**GOOD_ENTRY, "every": True}], "every of at least 1"),
-        ([{**GOOD_ENTRY, "repeat": 5}], "a repeat of at least"),
-        ([{**GOOD_ENTRY, "passes": "none"}], "passes of"),
-        ([{**GOOD_ENTRY, "guard": "off"}], "async or sync"),
-        ([{**GOOD_ENTRY, "expect": "late"}], "list of reasons"),
-        ([{**GOOD_ENTRY, "kind": "launch:nth=x"}], "expected nth=NUMBER"),
+        ([{**GOOD_ENTRY, "calls": 5}], "calls: expected [from, to]"),
+        ([{**GOOD_ENTRY, "calls": "05"}], "calls: expected [from, to]"),
+        ([{**GOOD_ENTRY, "calls": [0, 1.5]}], "calls: expected [from, to]"),
+        ([{**GOOD_ENTRY, "calls": [0, True]}], "calls: expected [from, to]"),
+        ([{**GOOD_ENTRY, "calls": [0, 1, 2]}], "calls: expected [from, to]"),
+        ([{**GOOD_ENTRY, "calls": [0, 10**30]}], "calls: expected [from, to]"),
+        ([{**GOOD_ENTRY, "every": 0}], "every: expected a whole number of at least 1"),
+        ([{**GOOD_ENTRY, "every": True}], "every: expected a whole number of at"),
+        ([{**GOOD_ENTRY, "every": "2"}], "every: expected a whole number of at"),
+        ([{**GOOD_ENTRY, "every": None}], "every: expected a whole number of at"),
+        ([{**GOOD_ENTRY, "every": 10**30}], "every: expected a whole number of at"),
+        ([{**GOOD_ENTRY, "repeat": 5}], "repeat: expected 0, or at least the end of"),
+        ([{**GOOD_ENTRY, "repeat": -1}], "repeat: expected a whole number of at"),
+        ([{**GOOD_ENTRY, "verify": 1.0}], "verify: expected a whole number of at"),
+        ([{**GOOD_ENTRY, "passes": "none"}], "passes: expected one of forward"),
+        ([{**GOOD_ENTRY, "passes": ["forward"]}], "passes: expected one of forward"),
+        ([{**GOOD_ENTRY, "passes": {}}], "passes: expected one of forward"),
+        ([{**GOOD_ENTRY, "guard": "off"}], "guard: expected async or sync"),
+        ([{**GOOD_ENTRY, "guard": None}], "guard: expected async or sync"),
+        ([{**GOOD_ENTRY, "expect": "late"}], "expect: expected a list of reasons"),
+        ([{**GOOD_ENTRY, "expect": {"late": 1}}], "expect: expected a list of reasons"),
+        ([{**GOOD_ENTRY, "expect": ["latte"]}], "expect: expected a list of reasons"),
+        ([{**GOOD_ENTRY, "expect": ["late", [1]]}], "expect: expected a list of"),
+        ([{**GOOD_ENTRY, "expect": ["", "late"]}], "expect: expected a list of"),
+        ([{**GOOD_ENTRY, "kind": "launch:nth=x"}], "kind: hipErrorInvalidValue: fault"),
+        ("[" * 100_000, "expected JSON, nested less deep"),
+        ('{"a":' * 100_000, "expected JSON, nested less deep"),
+        (_with('"calls": NaN'), "expected JSON, got NaN, which is no number of JSON"),
+        (_with('"calls": [0, Infinity]'), "got Infinity, which is no number of JSON"),
+        (_with('"every": -Infinity'), "got -Infinity, which is no number of JSON"),
+        (_with('"calls": [0, 1], "calls": [0, 2]'), 'the key "calls" twice in'),
+        (_with('"calls": [0, ' + "9" * 5000 + "]"), "expected"),
+        (_with('"calls": [0, 1e999]'), "fault 0: calls: expected"),
+        (_with('"calls": [0, 9], "x": "' + "y" * 9999 + '"'), '"x": expected kind'),
+        ("[" + " " * (1 << 20) + "]", "expected at most 1048576 bytes"),
+        ("", "expected JSON"),
     ],
 )
 def test_a_malformed_plan_is_refused(soak, tmp_path, plan, expected):
     path = tmp_path / "plan.json"
     path.write_text(plan if isinstance(plan, str) else json.dumps(plan))
+    said = refused(soak("--calls", 1, "--faults", path))
+    assert expected in said and len(said) < 500
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (os.mkfifo, "expected a regular file"),
+        (os.mkdir, "expected a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "expected a regular file"),
+        (lambda path: path.symlink_to("none"), "No such file"),
+        (lambda path: path.write_bytes(b"\xff\xfe\xff"), "expected JSON"),
+        (_make_huge, "at most 1048576"),
+    ],
+    ids=["pipe", "folder", "device", "nowhere", "no text", "huge"],
+)
+def test_what_is_no_file_of_a_plan_is_refused(soak, tmp_path, make, expected):
+    path = tmp_path / "plan"
+    make(path)
     assert expected in refused(soak("--calls", 1, "--faults", path))
 
 

@@ -10,6 +10,7 @@ import queue
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -135,6 +136,17 @@ def soon(condition):
         time.sleep(0.005)
 
 
+@pytest.fixture
+def status_is(monkeypatch):
+    """status_is(function): what status() returns from now on."""
+
+    def put(function):
+        stand_in = SimpleNamespace(status=lambda wait: function())
+        monkeypatch.setattr(_switch, "_status", stand_in)
+
+    return put
+
+
 def falling():
     """A status whose device makes half a TFLOPS."""
     device = Device()
@@ -146,22 +158,22 @@ def falling():
     return status
 
 
-def test_watch_floor_calls_what_it_was_given_and_says_why():
+def test_watch_floor_calls_what_it_was_given_and_says_why(status_is):
     said = queue.SimpleQueue()
-    with watch_floor(2.0, 0.1, said.put, status=falling()):
+    status_is(falling())
+    with watch_floor(2.0, 0.1, said.put):
         sentence = said.get(timeout=20)
     assert sentence == "hip:0 at 0.5 TFLOPS for 0.1 s, below the floor of 2"
 
 
-def test_watch_floor_disables_unless_told_otherwise(monkeypatch):
-    guard = Guard()
-    monkeypatch.setattr(_switch, "_guard", guard)
-    with watch_floor(2.0, 0.1, status=falling()):
+def test_watch_floor_disables_unless_told_otherwise(guard, status_is):
+    status_is(falling())
+    with watch_floor(2.0, 0.1):
         soon(lambda: guard.switch.off)
     assert "below the floor" in guard.switch.why
 
 
-def test_a_look_that_fails_is_logged_and_the_next_one_is_made(caplog):
+def test_a_look_that_fails_is_logged_and_the_next_one_is_made(caplog, status_is):
     working = falling()
     said = queue.SimpleQueue()
     looks = []
@@ -172,16 +184,16 @@ def test_a_look_that_fails_is_logged_and_the_next_one_is_made(caplog):
             raise RuntimeError("made up")
         return working()
 
-    with watch_floor(2.0, 0.1, said.put, status=status):
+    status_is(status)
+    with watch_floor(2.0, 0.1, said.put):
         said.get(timeout=20)
     assert "made up" in caplog.text
 
 
-def test_a_closed_watch_has_no_thread_and_looks_no_more():
+def test_a_closed_watch_has_no_thread_and_looks_no_more(status_is):
     looks = []
-    watch = watch_floor(
-        1.0, 0.02, print, status=lambda: looks.append(1) or {"latency": []}
-    )
+    status_is(lambda: looks.append(1) or {"latency": []})
+    watch = watch_floor(1.0, 0.02, print)
     soon(lambda: looks)
     watch.close()
     watch.close()
@@ -190,14 +202,15 @@ def test_a_closed_watch_has_no_thread_and_looks_no_more():
     assert len(looks) == before and not watch._thread.is_alive()
 
 
-def test_on_low_may_close_the_watch_itself():
+def test_on_low_may_close_the_watch_itself(status_is):
     closed = threading.Event()
 
     def on_low(_):
         watch.close()
         closed.set()
 
-    watch = watch_floor(2.0, 0.1, on_low, status=falling())
+    status_is(falling())
+    watch = watch_floor(2.0, 0.1, on_low)
     assert closed.wait(20)
     soon(lambda: not watch._thread.is_alive())
 
@@ -234,7 +247,9 @@ class Guard:
 @pytest.fixture
 def guard(monkeypatch):
     monkeypatch.setattr(_switch, "_PERIOD_S", 0.01)
-    return Guard()
+    stand_in = Guard()
+    monkeypatch.setattr(_switch, "_guard", stand_in)
+    return stand_in
 
 
 def some_looks():
@@ -243,7 +258,7 @@ def some_looks():
 
 def test_calls_are_stock_while_the_file_exists(guard, tmp_path):
     path = tmp_path / "stock"
-    with disable_file(path, guard=guard):
+    with disable_file(path):
         assert not guard.switch.off
         for _ in range(2):
             path.touch()
@@ -255,7 +270,7 @@ def test_calls_are_stock_while_the_file_exists(guard, tmp_path):
 
 def test_a_file_that_stays_disables_once(guard, tmp_path):
     (tmp_path / "stock").touch()
-    with disable_file(tmp_path / "stock", guard=guard):
+    with disable_file(tmp_path / "stock"):
         some_looks()
     assert len(guard.calls) == 1
 
@@ -263,14 +278,14 @@ def test_a_file_that_stays_disables_once(guard, tmp_path):
 @pytest.mark.parametrize("kind", [str, os.fsencode])
 def test_a_file_that_is_there_already_is_seen_at_once(guard, tmp_path, kind):
     (tmp_path / "stock").touch()
-    with disable_file(kind(str(tmp_path / "stock")), guard=guard):
+    with disable_file(kind(str(tmp_path / "stock"))):
         assert guard.switch.off
 
 
 def test_enable_does_not_outlast_the_file(guard, tmp_path):
     path = tmp_path / "stock"
     path.touch()
-    with disable_file(path, guard=guard):
+    with disable_file(path):
         guard.enable()
         soon(lambda: guard.switch.off)
 
@@ -281,7 +296,7 @@ def test_the_file_undoes_no_disable_of_somebody_else(guard, tmp_path, first):
     if first:
         guard.disable("by hand")
     path.touch()
-    with disable_file(path, guard=guard):
+    with disable_file(path):
         guard.disable("by hand")
         path.unlink()
         some_looks()
@@ -293,13 +308,13 @@ def test_a_file_is_never_opened_so_a_pipe_or_a_dangling_link_will_do(guard, tmp_
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name in ("pipe", "link"):
         guard.enable()
-        with disable_file(tmp_path / name, guard=guard):
+        with disable_file(tmp_path / name):
             assert guard.switch.off
 
 
 def test_closing_leaves_the_state_as_it_is(guard, tmp_path):
     (tmp_path / "stock").touch()
-    disable_file(tmp_path / "stock", guard=guard).close()
+    disable_file(tmp_path / "stock").close()
     (tmp_path / "stock").unlink()
     some_looks()
     assert guard.switch.off
@@ -307,7 +322,7 @@ def test_closing_leaves_the_state_as_it_is(guard, tmp_path):
 
 def test_a_path_that_is_none_is_refused_by_name(guard):
     with pytest.raises(FlashAttnError, match=r"^path: expected a path, got None"):
-        disable_file(None, guard=guard)
+        disable_file(None)
 
 
 @pytest.fixture
@@ -317,10 +332,11 @@ def usr1():
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_signal_disables_in_another_thread(usr1):
+def test_a_signal_disables_in_another_thread(usr1, guard):
     """A handler runs inside of whatever the main thread does: no lock is safe there."""
     said = queue.SimpleQueue()
-    disable_signal(usr1, disable=lambda r: said.put((r, threading.current_thread())))
+    guard.disable = lambda r: said.put((r, threading.current_thread()))
+    disable_signal(usr1)
     for _ in range(3):
         os.kill(os.getpid(), usr1)
         reason, thread = said.get(timeout=20)
@@ -328,10 +344,11 @@ def test_a_signal_disables_in_another_thread(usr1):
         assert thread is not threading.main_thread()
 
 
-def test_a_handler_that_was_there_is_called_too(usr1):
+def test_a_handler_that_was_there_is_called_too(usr1, guard):
     seen, said = [], queue.SimpleQueue()
     signal.signal(usr1, lambda number, frame: seen.append(number))
-    disable_signal(usr1, disable=said.put)
+    guard.disable = said.put
+    disable_signal(usr1)
     os.kill(os.getpid(), usr1)
     said.get(timeout=20)
     assert seen == [usr1]
@@ -340,7 +357,7 @@ def test_a_handler_that_was_there_is_called_too(usr1):
 def test_a_signal_that_cannot_be_handled_is_refused_by_name():
     for number in (signal.SIGKILL, 9999, "USR1"):
         with pytest.raises(FlashAttnError, match=r"^signum: expected a signal, and"):
-            disable_signal(number, disable=print)
+            disable_signal(number)
 
 
 def test_another_thread_than_the_main_one_is_refused(usr1):
@@ -348,7 +365,7 @@ def test_another_thread_than_the_main_one_is_refused(usr1):
 
     def other():
         try:
-            disable_signal(usr1, disable=print)
+            disable_signal(usr1)
         except FlashAttnError as error:
             errors.append(str(error))
 

@@ -11,15 +11,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 import time
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
-from .. import _ops, _selftest_store
+from .. import _arguments, _ops, _selftest_store
 from .._config import config
 from .._errors import FlashAttnError
+
+HELP = "kernels that were taken out of use after a failure"
+DESCRIPTION = "Lists or closes the circuit breakers that are kept on disk."
 
 
 class Entry(NamedTuple):
@@ -39,13 +41,8 @@ class Entry(NamedTuple):
         return "open" if time.time() < self.retry else "half_open"
 
 
-def add(commands: Any) -> None:
-    """Adds the subcommand's parser."""
-    parser = commands.add_parser(
-        "breaker",
-        help="kernels that were taken out of use after a failure",
-        description="Lists or closes the circuit breakers that are kept on disk.",
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's options."""
     actions = parser.add_subparsers(dest="action", metavar="list|reset", required=True)
     lists = actions.add_parser("list", help="what is open; exit code 1 if something is")
     lists.add_argument("--json", action="store_true", help="as JSON")
@@ -62,6 +59,8 @@ def add(commands: Any) -> None:
 
 
 def _folders(folder: str) -> list[str]:
+    if not folder:
+        raise FlashAttnError("--dir: expected a folder, got none")
     return [folder, os.path.join(folder, "sim")]
 
 
@@ -69,6 +68,12 @@ def _extension() -> Any:
     if _ops.ext is None:
         raise FlashAttnError(_ops.unavailable or "the extension is missing")
     return _ops.ext
+
+
+def _refused(folder: str, error: Exception) -> FlashAttnError:
+    """With the folder, where the error names a file in it alone."""
+    text = str(error)
+    return FlashAttnError(text if folder in text else f"{folder}: {text}")
 
 
 def entries(folder: str) -> tuple[list[tuple[str, Entry]], int]:
@@ -83,7 +88,7 @@ def entries(folder: str) -> tuple[list[tuple[str, Entry]], int]:
         try:
             rows, bad = extension.store_list(each)
         except (extension.Error, OSError) as error:
-            raise FlashAttnError(str(error)) from error
+            raise _refused(each, error) from error
         found += [(each, Entry(*row)) for row in rows]
         unreadable += bad
     return found, unreadable
@@ -122,14 +127,17 @@ def _list(options: argparse.Namespace) -> int:
 def _reset(options: argparse.Namespace) -> int:
     extension, removed = _extension(), 0
     kernel = options.kernel
-    if kernel is not None and not re.fullmatch(r"\w{1,127}", kernel, re.ASCII):
-        raise FlashAttnError(f"KERNEL: expected a symbol, got {kernel!r:.80}")
-    try:
-        for folder in _folders(options.dir):
+    if kernel is not None:
+        _arguments.symbol("KERNEL", kernel)
+    refused: list[FlashAttnError] = []
+    for folder in _folders(options.dir):
+        try:
             removed += extension.store_reset(folder, kernel)
             if kernel is None:
                 _selftest_store.forget(folder)
-    except (extension.Error, OSError) as error:
-        raise FlashAttnError(str(error)) from error
+        except (extension.Error, OSError) as error:
+            refused.append(_refused(folder, error))
+    if refused:  # the others are done
+        raise refused[0]
     print(f"{options.dir}: closed {removed}")
     return 0

@@ -28,7 +28,9 @@ from .._status import explain
 from .._version import __version__
 from . import breaker
 
-_EPILOG = """\
+HELP = "is everything well, and if not, what to do"
+DESCRIPTION = "Looks at torch, ROCm, cards, settings and kernels."
+EPILOG = """\
 Exit code: 0 all is well, 1 something was found, 2 usage. Without --no-selftest the
 kernels are launched, in a process of their own with a time limit: on every AMD GPU
 that torch sees, otherwise in the simulator.
@@ -36,15 +38,8 @@ that torch sees, otherwise in the simulator.
 _HEADS, _KEYS = 4, 256  # of the calls that are explained
 
 
-def add(commands: Any) -> None:
-    """Adds the subcommand's parser."""
-    parser = commands.add_parser(
-        "doctor",
-        help="is everything well, and if not, what to do",
-        description="Looks at torch, ROCm, cards, settings and kernels.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's options."""
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.add_argument(
         "--symptom",
@@ -136,6 +131,9 @@ def _of_selftest(device: str, verdicts: list[_selftest.Verdict]) -> Finding:
 
 def _of_breakers() -> Finding:
     name = "breakers"
+    if not config.cache_dir:
+        text = "not kept: there is no home folder"
+        return Finding(name, "warn", text, "set FLASH_ATTN_ROCM_CACHE_DIR")
     try:
         found, unreadable = breaker.entries(config.cache_dir)
     except FlashAttnError as error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import builtins
-import importlib.util
 import io
 import os
 import sys
@@ -20,42 +19,33 @@ from contextlib import ExitStack, contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import Any
 
 from .. import _profile, _shim, _simulate
 from .._config import DEFAULT_ARCH
 from .._errors import FlashAttnError
+from . import files
 
 _INTERRUPTED = 130  # 128 + SIGINT
-# What matplotlib writes without further programs. It is not asked: importing it
-# before the script would fix settings that the script may want to make.
-_PICTURES = "png pdf svg svgz ps eps raw rgba jpg jpeg tif tiff webp".split()
 
-_DESCRIPTION = """\
+HELP = "what bounds the kernels of a script, simulated"
+DESCRIPTION = """\
 Runs a Python script with scaled_dot_product_attention patched and CPU tensors on
 a simulated GPU, and prints what bounds each kernel. Nothing is measured on a card.
 """
-_EPILOG = """\
+EPILOG = """\
 Options of this command go before the script; what follows it is the script's.
 The exit code is the script's: 1 after an exception, with the report so far.
 """
 
 
-def add(commands: Any) -> None:
-    """Adds the subcommand's parser."""
-    parser = commands.add_parser(
-        "profile",
-        help="what bounds the kernels of a script, simulated",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    files = parser.add_argument_group("files to write after the run")
-    files.add_argument("--json", type=Path, metavar="FILE", help="the whole profile")
-    files.add_argument(
+def add(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's options."""
+    wanted = parser.add_argument_group("files to write after the run")
+    wanted.add_argument("--json", type=Path, metavar="FILE", help="the whole profile")
+    wanted.add_argument(
         "--trace", type=Path, metavar="FILE", help="waves, for Perfetto or Chrome"
     )
-    files.add_argument(
+    wanted.add_argument(
         "--plot", type=Path, metavar="FILE", help="roofline and bounds, as a picture"
     )
     parser.add_argument(
@@ -71,7 +61,8 @@ def add(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     code = _compile(options.script)
-    _refuse_early(options)
+    files.refuse(options.json, options.trace, options.plot)
+    files.refuse_picture(options.plot)
     with ExitStack() as stack:
         stack.enter_context(_simulate.simulate(options.arch))
         if not options.no_patch:
@@ -103,26 +94,6 @@ def _compile(script: Path) -> CodeType | Exception:
         return compile(source, os.path.abspath(script), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         return error.with_traceback(None)  # our frames are not the script's
-
-
-def _refuse_early(options: argparse.Namespace) -> None:
-    """Says before a long run what would make its files fail."""
-    for path in (options.json, options.trace, options.plot):
-        if path is None:
-            continue
-        if path.is_dir():
-            raise FlashAttnError(f"{path}: expected a file to write, is a folder")
-        if not path.absolute().parent.is_dir():
-            raise FlashAttnError(f"{path}: expected an existing folder to write to")
-    kind = "" if options.plot is None else options.plot.suffix[1:].lower()
-    if kind and kind not in _PICTURES:
-        raise FlashAttnError(
-            f"--plot {options.plot}: expected a suffix of {', '.join(_PICTURES)}"
-        )
-    if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise FlashAttnError(
-            "--plot needs matplotlib, which is not installed (pip install matplotlib)"
-        )
 
 
 @contextmanager

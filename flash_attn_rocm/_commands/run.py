@@ -30,21 +30,16 @@ _LONGEST_PAUSE_S = 60.0
 _GRACE_S = 5.0  # of what a dead command left running
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # as in a shell
 
-_EPILOG = """\
+HELP = "start a command again after a device fault"
+DESCRIPTION = "Runs a command and starts it again when a device fault ends it."
+EPILOG = """\
 The exit code is the command's, or 128 + the signal that ended it. Put this directly
 before the program: a shell, or a launcher of several ranks, hides how its child died.
 """
 
 
-def add(commands: Any) -> None:
-    """Adds the subcommand's parser."""
-    parser = commands.add_parser(
-        "run",
-        help="start a command again after a device fault",
-        description="Runs a command and starts it again when a device fault ends it.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's options."""
     parser.add_argument(
         "--restarts",
         type=_count,

@@ -14,14 +14,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable
+from typing import Callable
 
 from .. import _soak, _soak_faults, _soak_plot, _soak_report
 from .._config import config, logger
 from .._errors import FlashAttnError
 from .._soak_telemetry import Telemetry
+from . import files
 
-_DESCRIPTION = """\
+HELP = "random calls, bad input and faults, for hours"
+DESCRIPTION = """\
 Calls scaled_dot_product_attention with random shapes and some bad input, compares
 each answer with stock's, and injects faults (simulator) or watches the card. Exit
 code: 0 all promises held, 1 one was broken, 2 usage or files.
@@ -62,14 +64,8 @@ _share.__name__ = "share from 0 to 1"
 _count.__name__ = "whole number above 0"
 
 
-def add(commands: Any) -> None:
-    """Adds the subcommand's parser."""
-    parser = commands.add_parser(
-        "soak",
-        help="random calls, bad input and faults, for hours",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's options."""
     length = parser.add_argument_group("how long (whichever is over first)")
     length.add_argument("--hours", type=_number, metavar="H")
     length.add_argument("--minutes", type=_number, metavar="M")
@@ -98,14 +94,14 @@ def add(commands: Any) -> None:
         metavar="S",
         help="seconds that a breaker rests (60; simulated 0: the next call tries it)",
     )
-    files = parser.add_argument_group("files")
-    files.add_argument("--journal", type=Path, required=True, metavar="FILE")
-    files.add_argument("--report", type=Path, metavar="FILE", help="JSON")
-    files.add_argument("--plot", type=Path, metavar="FILE", help="a picture")
-    files.add_argument(
+    kept = parser.add_argument_group("files")
+    kept.add_argument("--journal", type=Path, required=True, metavar="FILE")
+    kept.add_argument("--report", type=Path, metavar="FILE", help="JSON")
+    kept.add_argument("--plot", type=Path, metavar="FILE", help="a picture")
+    kept.add_argument(
         "--resume", action="store_true", help="go on with the journal if it is there"
     )
-    files.add_argument(
+    kept.add_argument(
         "--batch",
         type=_count,
         default=100,
@@ -165,7 +161,7 @@ def _run(options: argparse.Namespace) -> int:
     if stopped:
         print(f"stopped; go on with --resume --journal {options.journal}")
     if options.report is not None:
-        _write(options.report, json.dumps(report, indent=1) + "\n")
+        files.write(options.report, json.dumps(report, indent=1) + "\n")
     if options.plot is not None:
         _soak_plot.draw(options.plot, summary)
         print(f"wrote {options.plot}")
@@ -185,20 +181,11 @@ def _seconds(options: argparse.Namespace) -> float | None:
 
 def _refuse_early(options: argparse.Namespace) -> None:
     """Says before a long run what would make its files fail."""
-    for path in (options.journal, options.report, options.plot):
-        if path is None:
-            continue
-        if path.is_dir():
-            raise FlashAttnError(f"{path}: expected a file to write, is a folder")
-        if not path.absolute().parent.is_dir():
-            raise FlashAttnError(f"{path}: expected an existing folder to write to")
+    files.refuse(options.journal, options.report, options.plot)
+    files.refuse_picture(options.plot)
     named = [p.absolute() for p in (options.journal, options.report, options.plot) if p]
     if len(set(named)) != len(named):
         raise FlashAttnError("--journal, --report, --plot: expected different files")
-    if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise FlashAttnError(
-            "--plot needs matplotlib, which is not installed (pip install matplotlib)"
-        )
     if options.sysfs is not None and not options.sysfs.is_dir():
         raise FlashAttnError(f"--sysfs {options.sysfs}: expected a folder")
 
@@ -216,14 +203,6 @@ def _telemetry(options: argparse.Namespace) -> Telemetry | None:
         return None
     root = options.sysfs or Path("/sys")
     return Telemetry(root, options.temperature_limit, options.telemetry_every)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise FlashAttnError(f"{path}: {error.strerror or error}") from error
-    print(f"wrote {path}")
 
 
 @contextmanager

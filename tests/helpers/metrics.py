@@ -7,6 +7,11 @@ from __future__ import annotations
 
 import copy
 import itertools
+from types import SimpleNamespace
+
+import pytest
+
+from flash_attn_rocm import _metrics
 
 STATUS = {
     "version": "0.1.0",
@@ -95,3 +100,11 @@ def growing():
         return found
 
     return status
+
+
+def serve(status, port=0, registry=None):
+    """serve_metrics() of what a function returns, instead of this process's status."""
+    stand_in = SimpleNamespace(status=lambda wait: status())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_metrics, "_status", stand_in)
+        return _metrics.serve_metrics(port, registry=registry)
