@@ -185,20 +185,26 @@ def test_whatever_lies_there_is_one_line_that_names_it(call, tmp_path, thing):
     code, out, err = call("list")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert f"{tmp_path}: 1 damaged file" in err
-    code, out, err = call("reset")
-    if code == 0:
-        assert (out, err) == (f"{tmp_path}: closed 0\n", "")
-        assert call("list") == (0, f"{tmp_path}: no breaker is open\n", "")
-    else:
-        assert (code, out, err.count("\n")) == (2, "", 1)
-        assert str(tmp_path) in err and FILE in err
 
 
-@pytest.mark.parametrize("thing", ["empty file", "huge file"])
-def test_reset_puts_a_damaged_file_aside(call, tmp_path, thing):
+@pytest.mark.parametrize("thing", sorted({*THINGS} - {"file of all"}))
+@pytest.mark.parametrize("earlier", [None, "link", "empty file"])
+def test_reset_puts_whatever_lies_there_aside(call, tmp_path, thing, earlier):
     THINGS[thing](tmp_path / FILE)
+    if earlier is not None:
+        THINGS[earlier](tmp_path / f"{FILE}.bad")
+    kind = (tmp_path / FILE).lstat().st_mode
     assert call("reset") == (0, f"{tmp_path}: closed 0\n", "")
-    assert call("list")[0] == 0 and (tmp_path / f"{FILE}.bad").exists()
+    assert call("list") == (0, f"{tmp_path}: no breaker is open\n", "")
+    assert (tmp_path / f"{FILE}.bad").lstat().st_mode == kind
+
+
+def test_a_full_folder_in_the_way_of_setting_aside_is_one_line(call, tmp_path):
+    THINGS["empty file"](tmp_path / FILE)
+    THINGS["folder with files"](tmp_path / f"{FILE}.bad")
+    code, out, err = call("reset")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert str(tmp_path) in err and FILE in err and "set it aside" in err
 
 
 @pytest.mark.parametrize("thing", sorted({*THINGS} - {"empty file", "huge file"}))

@@ -222,7 +222,12 @@ fa_status fa_file_set_aside(int folder, const char *name, fa_error *error)
 {
     char bad[NAME_CHARS];
     snprintf(bad, sizeof bad, "%s.bad", name);
-    if (renameat(folder, name, folder, bad) != 0) {
+    int failed = renameat(folder, name, folder, bad);
+    if (failed != 0 && errno == ENOTDIR && unlinkat(folder, bad, 0) == 0) {
+        /* A folder, which does not replace an earlier file. */
+        failed = renameat(folder, name, folder, bad);
+    }
+    if (failed != 0) {
         return fa_file_fail(error, name, "to set it aside");
     }
     return settle(folder, name, error);

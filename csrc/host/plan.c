@@ -15,8 +15,9 @@
  * channels (own_arith); KV is left out if neither dk nor dv is wanted, and Q
  * if dq is not.  BIAS follows if dbias is wanted, in fp32 or fp64.
  *
- * Where 16-bit types have a dbias or dsink in fp32, row sums come before BIAS: of
- * Q, or where that has none of BIAS over all keys; then PREPARE corrects delta.
+ * With 16-bit types dbias and dsink need a better delta than the output gives:
+ * Q, or where it cannot a BIAS over all keys, makes row sums, from which a
+ * PREPARE corrects it before BIAS.
  *
  * A problem with any of FA_HAS_* takes the rows of level FA_FULL, all others
  * those of FA_PLAIN; FA_PREPARE has one row for both.
@@ -284,23 +285,27 @@ fa_status fa_plan_forward(const fa_problem *p, fa_plan *plan, fa_error *error)
     return status;
 }
 
-/* Whether a dbias or dsink of float is made beside 16-bit types, whose delta
- * would be most of its error. */
+/* Whether there is a dbias or dsink beside 16-bit types: most of their error
+ * would be that of delta. */
 static bool corrects_delta(const fa_problem *p, const fa_gradients *g)
 {
-    const bool bias =
-        (g->wanted & FA_WANT_DBIAS) != 0 && p->features.bias.dtype == FA_F32;
     return fa_dtype_bytes(p->q.dtype) == 2 &&
-           (bias || (g->wanted & FA_WANT_DSINK) != 0);
+           (g->wanted & (FA_WANT_DBIAS | FA_WANT_DSINK)) != 0;
 }
 
-/* Q multiplies dS by softcap's slope before they are added up. */
+/* Whether Q makes the row sums.  It does not if softcap's slope is in its dS;
+ * but also if dq is not wanted, so that no gradient depends on what else is. */
 static bool sums_in_q(const fa_problem *p, const fa_gradients *g)
 {
-    return (g->wanted & FA_WANT_DQ) != 0 && p->features.softcap == 0.0;
+    return corrects_delta(p, g) && p->features.softcap == 0.0;
 }
 
-/* KV and Q, as far as they are wanted. */
+static bool has_q(const fa_problem *p, const fa_gradients *g)
+{
+    return (g->wanted & FA_WANT_DQ) != 0 || sums_in_q(p, g);
+}
+
+/* KV and Q, as far as they are needed. */
 static fa_status add_passes(const fa_problem *p, const fa_gradients *g,
                             fa_plan *plan, uint32_t ariths, fa_step step,
                             fa_error *error)
@@ -309,8 +314,8 @@ static fa_status add_passes(const fa_problem *p, const fa_gradients *g,
     if ((g->wanted & (FA_WANT_DK | FA_WANT_DV)) != 0) {
         status = add_step(p, plan, FA_BACKWARD_KV, ariths, step, error);
     }
-    if (status == FA_OK && (g->wanted & FA_WANT_DQ) != 0) {
-        step.row_sums = corrects_delta(p, g) && sums_in_q(p, g);
+    if (status == FA_OK && has_q(p, g)) {
+        step.row_sums = sums_in_q(p, g);
         status = add_step(p, plan, FA_BACKWARD_Q, ariths, step, error);
     }
     return status;
@@ -371,7 +376,7 @@ static fa_status plan_steps(const fa_problem *p, const fa_gradients *g,
                             fa_plan *plan, fa_error *error)
 {
     const bool kv = (g->wanted & (FA_WANT_DK | FA_WANT_DV)) != 0;
-    const bool q = (g->wanted & FA_WANT_DQ) != 0;
+    const bool q = has_q(p, g);
     const bool fast = (kv || q) && is_fast(p, kv, q, false);
     /* dS into fp16 */
     const bool packs = fast || ((kv || q) && own_arith(p) == FA_READS_F16);

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum {
@@ -275,6 +276,14 @@ static void list_one(void *context, const char *name)
     }
 }
 
+/* A folder, a pipe or a link: nobody's breakers, whoever put it there. */
+static bool is_no_file(int folder, const char *name)
+{
+    struct stat info;
+    return fstatat(folder, name, &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+           !S_ISREG(info.st_mode);
+}
+
 static void reset_one(void *context, const char *name)
 {
     walk *w = context;
@@ -286,6 +295,9 @@ static void reset_one(void *context, const char *name)
     }
     fa_status status =
         load_or_set_aside(w->s.folder, name, file, &bad, &reason);
+    if (status == FA_EUNSUPPORTED && is_no_file(w->s.folder, name)) {
+        status = fa_file_set_aside(w->s.folder, name, &reason);
+    }
     const size_t before = file->count;
     size_t kept = 0;
     for (size_t i = 0; i < before; i++) {

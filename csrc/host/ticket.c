@@ -9,6 +9,17 @@ static bool has(uint32_t steps, int step)
     return (steps >> step & 1) != 0;
 }
 
+/* The first step of the same kernel, since a plan may run one twice and there is
+ * one breaker for both. */
+static int first_alike(const fa_ticket *t, int step)
+{
+    int i = 0;
+    while (t->row[i] != t->row[step]) {
+        i++;
+    }
+    return i;
+}
+
 /* -- the start -------------------------------------------------------------- */
 
 void fa_ticket_fill(fa_ticket *t, const fa_plan *plan,
@@ -38,6 +49,9 @@ fa_status fa_ticket_ask(fa_ticket *t, fa_error *error)
     fa_status status = FA_OK;
     for (int i = 0; i < t->count && status == FA_OK; i++) {
         bool probe = false;
+        if (first_alike(t, i) != i) {
+            continue;
+        }
         status = fa_breaker_ask(&t->station->breaker, t->row[i],
                                 t->code_hash[i], &probe, error);
         t->probing |= probe ? 1U << i : 0;
@@ -84,8 +98,12 @@ static void clear_marks(fa_ticket *t)
 static void trip(fa_ticket *t, uint32_t steps, int64_t cooldown_ns,
                  const char *cause)
 {
+    uint32_t first = 0;
     for (int i = 0; i < t->count; i++) {
-        if (has(steps, i)) {
+        first |= has(steps, i) ? 1U << first_alike(t, i) : 0;
+    }
+    for (int i = 0; i < t->count; i++) {
+        if (has(first, i)) {
             fa_breaker_trip(&t->station->breaker, t->row[i], cooldown_ns,
                             cause);
             t->probing &= ~(1U << i);

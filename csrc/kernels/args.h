@@ -134,7 +134,7 @@ typedef struct fa_args {
     fa_view v;      /* (B, Hk, Sk, Dv) */
     fa_view out;    /* (B, H, Sq, Dv) */
     fa_view dout;   /* (B, H, Sq, Dv) */
-    fa_view dq;     /* (B, H, Sq, D) */
+    fa_view dq;     /* (B, H, Sq, D); data NULL: not wanted */
     fa_view dk;     /* (B, Hk, Sk, D); data NULL: not wanted */
     fa_view dv;     /* (B, Hk, Sk, Dv); data NULL: not wanted */
     fa_view dlse;   /* (B, H, Sq, 1); data NULL: zero */

@@ -367,7 +367,8 @@ fa_store_sums(fa_args_in a, const fa_walk<KIND, DIM, OWN, PASS> *walk,
             a, FA_VIEW(dv), FA_SET_DV, place, first, a->seqlen_k, a->head_dim_v,
             walk->second_sum, second_factor, lds, tid);
     }
-    if (walk->with_first) {
+    bool stores = KV || a->dq.data != nullptr; /* else for row_sums alone */
+    if (walk->with_first && stores) {
         fa_store_gradient<KIND, DIM, OWN, L::LDS_BYTES>(
             a, KV ? FA_VIEW(dk) : FA_VIEW(dq), KV ? FA_SET_DK : FA_SET_DQ,
             place, first, KV ? a->seqlen_k : a->seqlen_q, a->head_dim,

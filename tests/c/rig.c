@@ -144,8 +144,10 @@ fa_status rig_forward(rig *r, rig_call *c)
 
 fa_status rig_backward(rig *r, rig_call *c)
 {
-    c->g = test_gradients(&c->p, WANTED);
+    const bool sink = c->p.features.sink.data != NULL;
+    c->g = test_gradients(&c->p, WANTED | (sink ? FA_WANT_DSINK : 0));
     c->g.dout.data = c->memory[0];
+    c->g.dsink.data = c->memory[1];
     c->g.dq.data = c->memory[2];
     c->g.dk.data = c->memory[3];
     c->g.dv.data = c->memory[4];

@@ -125,17 +125,15 @@ static void dbias_is_the_last_step_in_the_widest_arithmetic(test_run *run)
             CHECK(run, last->variant->pass == FA_BACKWARD_BIAS);
             CHECK(run, last->variant->arith == arith);
             CHECK(run, last->only_unfit == 0 && fa_step_is_main(last));
-            if (wanted == 0) { /* nothing needs fp16's arrays */
-                CHECK(run,
-                      plan.count == (fa_dtype_bytes(p.q.dtype) == 2 ? 4 : 2));
+            if (wanted == 0 && fa_dtype_bytes(p.q.dtype) != 2) {
+                CHECK(run, plan.count == 2);
                 CHECK(run, plan.step[0].prepare == FA_SET_DOUT);
-                CHECK(run, plan.workspace.block_of[3] == FA_NOWHERE);
             }
         }
     }
 }
 
-/* A float bias and softcap: row sums by a pass of their own. */
+/* With softcap: row sums by a pass of their own. */
 static void a_backward_of_bfloat16_with_dbias_has_the_most_steps(test_run *run)
 {
     char symbols[FA_SYMBOLS_CHARS];
@@ -168,7 +166,7 @@ static void the_grid_of_dbias_covers_the_bias_alone(test_run *run)
         const int64_t *size = p.features.bias.size;
         const fa_gradients g = test_gradients(&p, FA_WANT_DBIAS);
         const fa_plan plan = test_plan_backward(run, &p, &g);
-        const fa_step *step = &plan.step[1];
+        const fa_step *step = &plan.step[plan.count - 1];
         const int64_t rows = step->variant->rows;
         const int64_t tiles =
             (size[2] + rows - 1) / rows * ((size[3] + 63) / 64);
@@ -241,26 +239,23 @@ static void check_row_sums(test_run *run, const fa_plan *plan, bool in_q)
     CHECK(run, plan->workspace.row_sums != FA_NOWHERE);
 }
 
-/* In float beside 16 bits they are only as exact as delta. */
-static void delta_is_corrected_for_dbias_and_dsink_in_float_alone(test_run *run)
+static void delta_of_16_bits_is_corrected_for_dbias_and_dsink(test_run *run)
 {
-    for (int i = 0; i < 4 * 2 * 2 * 2 * 2; i++) {
+    for (int i = 0; i < 4 * 4 * 2 * 2; i++) {
         const fa_dtype dtype = (fa_dtype)(i % 4);
-        const bool wide_bias = (i / 4) % 2 != 0 || dtype == FA_F32;
-        const bool with_q = (i / 8) % 2 != 0;
-        const bool with_cap = (i / 16) % 2 != 0;
-        const bool with_sink = (i / 32) % 2 != 0;
+        const uint32_t learned = (i / 4) % 4 * FA_WANT_DBIAS; /* and dsink */
+        const bool with_q = (i / 16) % 2 != 0;
+        const bool with_cap = (i / 32) % 2 != 0;
         fa_problem p = test_problem(2, 4, 2, 200, 300, 40);
         test_retype(&p, dtype);
-        test_add_features(&p, with_sink ? FA_HAS_SINK : 0);
-        test_add_bias(&p, dtype != FA_F64 && wide_bias ? FA_F32 : dtype);
+        test_add_features(&p, FA_HAS_SINK);
+        test_add_bias(&p, dtype);
         p.features.softcap = with_cap ? 2.0 : 0.0;
         const fa_gradients g =
-            test_gradients(&p, FA_WANT_DBIAS | (with_q ? ALL : FA_WANT_DK) |
-                                   (with_sink ? FA_WANT_DSINK : 0));
+            test_gradients(&p, learned | (with_q ? ALL : FA_WANT_DK));
         const fa_plan plan = test_plan_backward(run, &p, &g);
-        if (fa_dtype_bytes(dtype) == 2 && (wide_bias || with_sink)) {
-            check_row_sums(run, &plan, with_q && !with_cap);
+        if (fa_dtype_bytes(dtype) == 2 && learned != 0) {
+            check_row_sums(run, &plan, !with_cap);
             continue;
         }
         CHECK(run, plan.workspace.row_sums == FA_NOWHERE);
@@ -274,7 +269,7 @@ static void row_sums_go_from_one_pass_to_the_next(test_run *run)
 {
     fa_problem p = test_problem(2, 4, 2, 200, 300, 40);
     p.lse = (void *)0xb000;
-    test_add_features(&p, FA_HAS_SINK);
+    test_add_features(&p, FA_HAS_SINK | FA_HAS_SOFTCAP);
     fa_gradients g = test_gradients(&p, FA_WANT_DSINK);
     g.dsink.data = (void *)0x9000;
     const fa_plan plan = test_plan_backward(run, &p, &g);
@@ -301,6 +296,25 @@ static void row_sums_go_from_one_pass_to_the_next(test_run *run)
     CHECK(run, call.args.out.data == NULL && call.args.dout.data == NULL);
 }
 
+static void row_sums_without_dq_are_made_where_it_would_be(test_run *run)
+{
+    fa_problem p = test_problem(2, 4, 2, 200, 300, 40);
+    p.lse = (void *)0xb000;
+    test_add_features(&p, FA_HAS_SINK);
+    const fa_gradients g = test_gradients(&p, FA_WANT_DSINK);
+    const fa_plan plan = test_plan_backward(run, &p, &g);
+    fa_call call;
+    if (!CHECK(run, plan.count == 3 && plan.step[1].row_sums)) {
+        return;
+    }
+    CHECK(run, plan.step[1].variant->pass == FA_BACKWARD_Q);
+    fa_call_fill(&p, &g, &plan, &plan.step[1], workspace, &call);
+    void *const sums = (char *)workspace + plan.workspace.row_sums;
+    CHECK(run, call.args.dq.data == NULL && call.args.dbias.data == NULL);
+    CHECK(run, call.args.row_sums == sums);
+    CHECK(run, bytes_at(&call, sums, FA_WRITE) == 4);
+}
+
 static void dsink_alone_needs_no_gradient_pass(test_run *run)
 {
     for (int dtype = FA_F16; dtype <= FA_F64; dtype++) {
@@ -312,14 +326,15 @@ static void dsink_alone_needs_no_gradient_pass(test_run *run)
         fa_gradients g = test_gradients(&p, FA_WANT_DSINK);
         g.dsink.data = (void *)0x9000;
         const fa_plan plan = test_plan_backward(run, &p, &g);
-        CHECK(run, plan.count == (fa_dtype_bytes(p.q.dtype) == 2 ? 3 : 1));
-        CHECK(run, plan.step[0].prepare == FA_SET_DOUT);
+        const bool narrow = fa_dtype_bytes(p.q.dtype) == 2; /* see above */
+        CHECK(run, plan.count == 1 || narrow);
+        CHECK(run, (plan.step[0].prepare & FA_SET_DOUT) != 0);
         fa_call_fill(&p, &g, &plan, &plan.step[0], workspace, &call);
         CHECK(run, call.args.sink == p.features.sink.data);
         CHECK(run, call.args.dsink == g.dsink.data);
         CHECK(run, call.args.per_unit == 1.0 / p.scale);
         fa_plan_symbols(&plan, symbols);
-        CHECK_TEXT(run, symbols, plan.step[plan.count == 3].variant->symbol);
+        CHECK_TEXT(run, symbols, plan.step[narrow].variant->symbol);
     }
 }
 
@@ -655,8 +670,9 @@ void test_features(test_run *run)
     RUN(run, the_grid_of_dbias_covers_the_bias_alone);
     RUN(run, a_bias_of_too_many_tiles_is_refused);
     RUN(run, dsink_alone_needs_no_gradient_pass);
-    RUN(run, delta_is_corrected_for_dbias_and_dsink_in_float_alone);
+    RUN(run, delta_of_16_bits_is_corrected_for_dbias_and_dsink);
     RUN(run, row_sums_go_from_one_pass_to_the_next);
+    RUN(run, row_sums_without_dq_are_made_where_it_would_be);
     RUN(run, diagonals_say_what_masks_and_windows_say);
     RUN(run, open_windows_have_the_diagonals_of_no_window);
     RUN(run, the_longest_sequences_have_diagonals_of_32_bits);

@@ -305,6 +305,27 @@ static void guard_one_call_tries_a_kernel(test_run *run)
     rig_close(r);
 }
 
+/* With a sink FA_PREPARE is the first step and the last. */
+static void guard_a_kernel_that_runs_twice_has_one_breaker(test_run *run)
+{
+    fa_store_entry entry = {.failures = 0};
+    rig *r = rig_open(run, FA_HIP, FA_GUARD_SYNC, false);
+    test_add_features(&r->call->p, FA_HAS_SINK);
+    CHECK(run, rig_backward(r, r->call) == FA_OK);
+    const char *twice = rig_step(r, 0);
+    CHECK(run, strcmp(rig_step(r, r->call->plan.count - 1), twice) == 0);
+    rig_trip(r, twice, 0);
+    CHECK(run, rig_backward(r, r->call) == FA_OK);
+    CHECK(run, rig_state(r, twice, NULL) == FA_BREAKER_CLOSED);
+    r->fake->code = 719;
+    r->fake->failing_call = "hipModuleLaunchKernel";
+    r->fake->failing_after = r->call->plan.count - 1;
+    CHECK(run, rig_backward(r, r->call) == FA_EDEVICE);
+    CHECK(run, rig_state(r, twice, &entry) == FA_BREAKER_OPEN);
+    CHECK(run, entry.failures == 1);
+    rig_close(r);
+}
+
 static void guard_try_is_given_back_if_another_kernel_is_open(test_run *run)
 {
     rig *r = rig_open(run, FA_HIP, FA_GUARD_SYNC, false);
@@ -410,6 +431,7 @@ void test_guard(test_run *run)
     RUN(run, guard_late_blames_main_kernels_alone);
     RUN(run, guard_late_in_the_simulator_in_both_modes);
     RUN(run, guard_one_call_tries_a_kernel);
+    RUN(run, guard_a_kernel_that_runs_twice_has_one_breaker);
     RUN(run, guard_try_is_given_back_if_another_kernel_is_open);
     RUN(run, guard_trips_by_hand_what_is_known);
     RUN(run, guard_deadline_grows_with_the_work);

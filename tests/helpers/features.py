@@ -424,12 +424,15 @@ def all_wanted(p):
 
 def symbols(p, wanted):
     """What last_call() says of a backward."""
+    # Delta is corrected by what dS add up to: in the pass of dQ, unless softcap's slope
+    # is in them.
+    corrects = p.q.dtype in HALVES and wanted & (WANT_DBIAS | WANT_DSINK)
     kinds = []
     if wanted & (WANT_DK | WANT_DV):
         kinds.append("bwd_kv")
-    if wanted & WANT_DQ:
+    if wanted & WANT_DQ or (corrects and not p.features.softcap):
         kinds.append("bwd_q")
-    if wanted & WANT_DBIAS:
+    if wanted & WANT_DBIAS or (corrects and p.features.softcap):
         kinds.append("bwd_bias")
     return "+".join(symbol(p, kind) for kind in kinds)
 
@@ -501,17 +504,15 @@ def noise(p, name):
     """What may stay of a gradient whose terms cancel.
 
     The dS of a row add up to nothing (without dlse and sink), so a bias that is the
-    same for all keys has no gradient but what the output lost: in rounding the weights
-    to 11 bits, where they are rounded.
+    same for all keys has no gradient but roundings.
     """
     eps = torch.finfo(torch.promote_types(p.q.dtype, torch.float32)).eps
     many = keep_scale(p.features.dropout_p) if p.drops else 1.0
     if name in ("dq", "dk"):
         return many * noise_of_gradients(p.q, p.k, p.v, p.dout, p.factor)
     if name == "dbias" and p.features.bias.size(3) == 1 < p.k.size(2):
-        lost = 2.0**-13 if p.q.dtype in HALVES else eps
         summed = p.scores[0] * p.scores[1] * p.scores[2] / p.features.bias.numel()
-        return lost * many * _row_norm(p.dout) * _row_norm(p.v) * summed**0.5
+        return eps * many * _row_norm(p.dout) * _row_norm(p.v) * summed**0.5
     return eps * _row_norm(p.dout) * _row_norm(p.v) * many if name == "dbias" else 0.0
 
 
