@@ -22,14 +22,16 @@ class Leftover:
     """The threads that started after this was made, but for daemons."""
 
     def __init__(self) -> None:
-        self._before = set(threading.enumerate())
-        self._pools_before = _pools()
+        self._before = {threading.current_thread()}
+        others = self._running()
+        self._before.update(others)
+        self._pools_before = _pools() if others else []  # slow, and seldom needed
 
     def wait(self) -> None:
         """Until they ended; names those that take long, as they may never end."""
         # A pool's threads end with the process, which for the script is now; until
         # then they wait for more work. The compiler of torch keeps such a pool.
-        for pool in _pools():
+        for pool in _pools() if self._running() else ():
             if not any(pool is other for other in self._pools_before):
                 pool.shutdown(wait=False)  # what it was given is still done
         began = time.monotonic()
@@ -45,9 +47,8 @@ class Leftover:
 
     def _running(self) -> list[threading.Thread]:
         """Asked for again and again, since a thread may start others."""
-        known = {*self._before, threading.current_thread()}
-        alive = threading.enumerate()
-        return [thread for thread in alive if not (thread.daemon or thread in known)]
+        alive = [thread for thread in threading.enumerate() if not thread.daemon]
+        return [thread for thread in alive if thread not in self._before]
 
 
 def _pools() -> list[ThreadPoolExecutor]:
