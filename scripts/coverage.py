@@ -98,7 +98,10 @@ def run_c_tests(compiler: list[str]) -> bool:
 
 def run_python_tests(workers: int, arguments: list[str]) -> bool:
     names = [n for n in TESTS if (ROOT / "tests" / n).exists()]
-    tests = arguments or [str(ROOT / "tests" / name) for name in names]
+    tests = [
+        str(ROOT / word) if (ROOT / word.split("::")[0]).exists() else word
+        for word in arguments or [f"tests/{name}" for name in names]
+    ]  # pytest starts elsewhere, where the package is the one that counts
     parallel = ["-n", str(workers)] if workers > 1 else []
     environ = {
         **os.environ,

@@ -493,10 +493,12 @@ def test_plan_with_features_names_their_kernels():
     features = (bias, None, None, sink, *[None] * 5, 30.0, 0.0, 4, -1, 0, 0, 0)
     kernel, _, why, steps, workspace = plan(q, k, v, wanted=31, features=features)
     names = ["fa_bwd_kv_f16_d64_full", "fa_bwd_q_f16_d64_full"]
-    names += ["fa_bwd_bias_exact16_d64_full"]
-    assert kernel.split("+") == names
-    assert [name for name, _ in steps] == ["fa_prepare", *names]
+    of_bias = "fa_bwd_bias_exact16_d64_full"
+    assert kernel.split("+") == [*names, of_bias]
+    again = [of_bias, "fa_prepare", of_bias]  # delta of softcap's call, then dbias
+    assert [name for name, _ in steps] == ["fa_prepare", *names, *again]
     assert steps[-1][1] == (3, 1, 1)  # of the bias: tiles of 128 rows and 64 keys
+    assert steps[-3][1] == (3, 4, 2)  # of all keys of each head
     assert why == "full: bias, sink, softcap; wide: every load is 16 bytes"
     shapes = [tuple(t.shape) for t in (q, k, v)]
     assert workspace == C.workspace(0, *shapes, 31, features)

@@ -101,7 +101,7 @@ def test_python_may_run_out_of_memory_in_each_function(tmp_path):
     (tmp_path / "sim").mkdir()
     (tmp_path / "sim").chmod(0o777)  # others could write there: a complaint
     code = """
-        import _testcapi, itertools, os
+        import _testcapi, gc, itertools, os
         with simulate("gfx906"):
             pass
         C.configure(config.code_dir, simulator_path(), "null", lambda: None)
@@ -135,8 +135,13 @@ def test_python_may_run_out_of_memory_in_each_function(tmp_path):
             load,
         ]
         failures = 0
-        kept = [{} for _ in range(200)]  # so that Python has no spare objects
+        kept = []
         def once(call, first, last):
+            # A full collection drops the objects that Python keeps for reuse, and a
+            # failed call leaves some: the next would need fewer allocations, and the
+            # one whose turn it is would never fail.
+            gc.freeze()  # what there is; else the collection takes long
+            gc.collect()
             try:
                 _testcapi.set_nomemory(first, last)
                 kept.append(call())

@@ -6,8 +6,6 @@ SPDX-License-Identifier: BSD-3-Clause
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +20,7 @@ from helpers import (
     error_ratio,
     fp64_attention,
     qkv,
+    run_forked,
     run_python,
 )
 
@@ -190,25 +189,22 @@ GRADIENTS_OF_BIAS = {"b11": 4}
 @pytest.mark.parametrize("name", FILES)
 def test_a_case_file_passes_with_as_many_fused_calls(name, tmp_path):
     counts = tmp_path / "counts.json"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            *("-p", "helpers.count_fused", f"{name}.py"),
-        ],
-        cwd=CASES,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "FLASH_ATTN_ROCM_DEVICE": "sim",
-            "FA_CASES_DEVICE": "cpu",
-            "FA_COUNTS": str(counts),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
+    code = """
+import os, sys, pytest
+os.chdir(sys.argv[1])
+sys.path.insert(0, sys.argv[1])
+sys.dont_write_bytecode = True  # the folder is not ours
+options = ["-q", "-p", "no:cacheprovider", "-p", "helpers.count_fused"]
+sys.exit(pytest.main([*options, sys.argv[2]]))
+"""
+    environ = {
+        "FLASH_ATTN_ROCM_DEVICE": "sim",
+        "FA_CASES_DEVICE": "cpu",
+        "FA_COUNTS": str(counts),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HIPSIM_THREADS": "1",
+    }
+    run_forked(code, CASES, f"{name}.py", env=environ)
     counters = json.loads(counts.read_text())
     forward, backward, fallback = FILES[name]
     symbols = counters["fused"]

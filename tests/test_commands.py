@@ -9,6 +9,10 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers import ROOT, needs_simulator
@@ -17,7 +21,7 @@ from helpers.profile_sample import launch, sample
 
 import flash_attn_rocm as fa
 from flash_attn_rocm import _profile, _simulate
-from flash_attn_rocm._commands import main
+from flash_attn_rocm._commands import leftover, main
 
 ATTENTION = """
 import sys
@@ -227,6 +231,76 @@ def test_threads_that_a_script_leaves_running_are_waited_for(profile):
     source = "import threading\nthreading.Timer(0.2, print, ['late']).start()"
     _, out, _ = profile(source)
     assert out.startswith("late\n\nSimulated")
+
+
+def test_a_scripts_pool_of_threads_does_its_work_and_ends(profile):
+    source = """
+        from concurrent.futures import ThreadPoolExecutor
+        from threading import Timer
+        import time
+        pool = ThreadPoolExecutor(1)
+        pool.submit(time.sleep, 0.2)
+        pool.submit(print, "late")
+        rescue = Timer(20, pool.shutdown)
+        rescue.daemon = True
+        rescue.start()
+    """
+    began = time.monotonic()
+    _, out, err = profile(textwrap.dedent(source))
+    assert time.monotonic() - began < 10
+    assert out.startswith("late\n\nSimulated") and err == ""
+
+
+def test_threads_that_a_script_did_not_start_are_not_waited_for(profile):
+    ended = threading.Event()
+    others = ThreadPoolExecutor(1)
+    waiting = others.submit(ended.wait, 20)
+    rescue = threading.Timer(10, others.shutdown)
+    rescue.start()
+    try:
+        profile("")
+        assert waiting.running()
+        ended.set()
+        assert others.submit(int, "5").result() == 5, "the pool was shut"
+    finally:
+        rescue.cancel()
+        ended.set()
+        others.shutdown()
+
+
+def test_a_thread_that_is_waited_for_long_is_named(profile, monkeypatch):
+    monkeypatch.setattr(leftover, "_PATIENCE_S", 0.1)
+    source = """
+        from threading import Timer
+        for name, seconds in (("long", 0.6), ("other", 0.6), ("short", 0.0)):
+            timer = Timer(seconds, int)
+            timer.name = name
+            timer.start()
+    """
+    _, out, err = profile(textwrap.dedent(source))
+    lines = err.splitlines()
+    assert [line.split(";")[0].split()[-1] for line in lines] == ["long", "other"]
+    assert all("Ctrl-C ends the wait" in line for line in lines)
+    assert "error bar" in out
+
+
+def test_ctrl_c_ends_the_wait_and_the_report_comes(profile):
+    source = """
+        import _thread
+        from threading import Event, Thread
+        ended = Event()
+        Thread(target=ended.wait, args=(20,)).start()
+        def interrupt():
+            Event().wait(0.3)  # by when the script itself has ended
+            _thread.interrupt_main()
+            Event().wait(0.3)
+            ended.set()
+        Thread(target=interrupt, daemon=True).start()
+    """
+    began = time.monotonic()
+    code, out, err = profile(textwrap.dedent(source))
+    assert time.monotonic() - began < 10
+    assert code == 130 and err.endswith("KeyboardInterrupt\n") and "error bar" in out
 
 
 # ---- with the simulator ------------------------------------------------------

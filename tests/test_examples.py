@@ -309,8 +309,8 @@ BENCHMARKS = {
     "overhead": ("--batches", 3, "--calls", 20),
     "accuracy": () if FULL else ("--only", "f16_d64", "f64_d32"),
     "memory": ("--math", 2048),
-    "bounds": ("--length", 128),
-    "features": ("--length", 256),  # too short for its goals to be judged
+    "bounds": ("--length", 64),
+    "features": ("--length", 128),  # too short for its goals to be judged
 }
 
 

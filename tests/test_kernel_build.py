@@ -413,10 +413,12 @@ def test_variants_are_read_from_the_table():
 # ---- the command ------------------------------------------------------------
 
 
-def command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def command(
+    *arguments: str, cwd: Path = ROOT, **environ: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "build_support.code_objects", *arguments],
-        cwd=ROOT,
+        cwd=cwd,
         env={"PATH": PATH, **environ},
         capture_output=True,
         text=True,
@@ -426,22 +428,39 @@ def command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
 
 @needs_library
 def test_the_command_prints_the_table_or_json(tmp_path, any_clang):
-    """It compiles the unit of float64, the smallest, and finds the others done:
-    `make build` has compiled them a minute ago, by the same command. FA_TEST=full
-    compiles all."""
+    """The kernels that ship are those of `make build`, which the command finds done;
+    that it compiles what is not, kernels show that take no time. FA_TEST=full: all."""
+    clang, out = {"FA_CLANG": str(any_clang.path)}, tmp_path / "code"
     if not FULL:
-        for file in (ROOT / "flash_attn_rocm" / "_code").glob("*"):
-            if file.name != "fa_gfx906_f64.co":
-                shutil.copy(file, tmp_path)
-    out = str(tmp_path)
-    done = command("--archs", "gfx906", "--out", out, FA_CLANG=str(any_clang.path))
+        shutil.copytree(ROOT / "flash_attn_rocm" / "_code", out)
+    words = ("--archs", "gfx906", "--out", str(out))
+    done = command(*words, **clang)
     assert done.returncode == 0, done.stderr
-    assert "fa_gfx906_f64.co built" in done.stderr
     assert done.stdout.splitlines()[0].split()[:4] == ["arch", "kernel", "VGPR", "SGPR"]
-    table = {line.split()[1] for line in done.stdout.splitlines()[1:]}
-    assert table == {row.symbol for row in products.variants(products.KERNELS)}
-    done = command("--json", "--out", out, FA_CLANG=str(any_clang.path))
+    assert rows_of(done.stdout) == {
+        row.symbol for row in products.variants(products.KERNELS)
+    }
+    done = command("--json", *words, **clang)
     assert "gfx906_f16" in json.loads(done.stdout)
+
+    tree = tmp_path / "tree"
+    shutil.copytree(ROOT / "build_support", tree / "build_support")
+    (tree / "csrc").mkdir()
+    small_sources(tree / "csrc" / "kernels")
+    words = ("--archs", "gfx906", "--library", str(LIBRARY))
+    done = command(*words, cwd=tree, **clang)
+    assert done.returncode == 0, done.stderr
+    code = tree / "flash_attn_rocm" / "_code"
+    (code / "fa_gfx906_f64.co").unlink()
+    done = command(*words, cwd=tree, **clang)
+    assert "fa_gfx906_f64.co built" in done.stderr
+    assert "fa_gfx906_f16.co built" not in done.stderr
+    assert rows_of(done.stdout) == {"small_f16", "small_f64"}
+
+
+def rows_of(table: str) -> set[str]:
+    """The kernels of a table that the command has printed."""
+    return {line.split()[1] for line in table.splitlines()[1:]}
 
 
 def test_exit_codes_of_the_command(tmp_path):

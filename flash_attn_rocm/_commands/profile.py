@@ -13,7 +13,6 @@ import builtins
 import io
 import os
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.machinery import SourceFileLoader
@@ -24,6 +23,7 @@ from .. import _profile, _shim, _simulate
 from .._config import DEFAULT_ARCH
 from .._errors import FlashAttnError
 from . import files
+from .leftover import Leftover
 
 _INTERRUPTED = 130  # 128 + SIGINT
 
@@ -118,6 +118,7 @@ def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[None]:
 def _execute(code: CodeType | Exception) -> int:
     """Runs the script to its end; returns the exit code that python would give."""
     status = 0
+    leftover = Leftover()
     try:
         if isinstance(code, Exception):
             raise code
@@ -130,10 +131,11 @@ def _execute(code: CodeType | Exception) -> int:
     except BaseException as error:
         _print_traceback(error)
         status = 1
-    # As at python's end: threads that the script left running may still launch.
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    try:
+        leftover.wait()  # they may still launch
+    except KeyboardInterrupt as error:
+        _print_traceback(error)
+        return _INTERRUPTED
     return status
 
 
