@@ -259,5 +259,5 @@ def flash_attn_varlen_func(
         dropout_p=probability,
     )
     out, lse = attend(q, k, v, features, needs_grad, bool(return_attn_probs))
-    out = out[0].transpose(0, 1)
-    return out if lse is None else (out, lse[0], None)
+    out = out.squeeze(0).transpose(0, 1)
+    return out if lse is None else (out, lse.squeeze(0), None)
