@@ -138,8 +138,8 @@ ROWS = (
     Row("fallbacks", "counter", ("reason",),
         "Calls that stock SDPA answered, by reason.", _fallbacks),
     Row("call_duration_seconds", "summary", (*_CLASS, "quantile"),
-        "Host time of a call class from launch to known completion; quantiles since "
-        "the start. On device sim: time of the simulator, of no GPU.",
+        "Time of a call class: of a GPU by events before and behind the launches; "
+        "quantiles since the start. On device sim: time of the simulator, of no GPU.",
         _durations),
     Row("call_flops", "counter", _CLASS,
         "Floating-point operations of the timed calls.", _flops),
