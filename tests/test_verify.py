@@ -1,4 +1,7 @@
-"""FLASH_ATTN_ROCM_VERIFY: wrong numbers of a kernel are found and not delivered."""
+"""FLASH_ATTN_ROCM_VERIFY: wrong numbers of a kernel are found and not delivered.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
 
 import pytest
 import torch
