@@ -171,6 +171,8 @@ ROWS = (
         "Time until the kernel may be tried again.", _breaker("retry_in_s")),
     Row("verify_checked_calls", "counter", (),
         "Calls of which a slice was compared with the reference.", _verify("checked")),
+    Row("verify_unchecked_calls", "counter", (),
+        "Calls that were to be compared, without memory for it.", _verify("unchecked")),
     Row("verify_mismatches", "counter", (), "Compared calls that were wrong.",
         _verify("mismatches")),
     Row("verify_nonfinite_inputs", "counter", (),
