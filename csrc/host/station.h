@@ -77,7 +77,7 @@ void fa_stations_reset(fa_stations *stations, const char *kernel);
 /* A pending call with its events, and a stream of its own if `sync`; NULL if
  * the device has none to give. */
 fa_pending *fa_station_take(fa_station *station, bool sync);
-/* Takes one back that is over, or was never launched. */
+/* Takes one back: it is over, was never launched, or is asked no more. */
 void fa_station_take_back(fa_station *station, fa_pending *pending);
 
 #endif
