@@ -128,6 +128,7 @@ static void dbias_is_the_last_step_in_the_widest_arithmetic(test_run *run)
             if (wanted == 0 && fa_dtype_bytes(p.q.dtype) != 2) {
                 CHECK(run, plan.count == 2);
                 CHECK(run, plan.step[0].prepare == FA_SET_DOUT);
+                CHECK(run, plan.workspace.block_of[3] == FA_NOWHERE);
             }
         }
     }
