@@ -42,6 +42,7 @@ $(READY): scripts/bootstrap.py requirements-dev.txt
 # The editable install makes the packages importable and brings `hipsim`; from
 # then on build_ext compiles what changed.
 $(VENV)/.installed: $(READY) pyproject.toml
+	@echo 'compiling extension, simulator and kernels: some minutes at first'
 	@$(PY) -m pip install -q --disable-pip-version-check --no-deps \
 	    --no-build-isolation -e .
 	@touch $@

@@ -77,7 +77,8 @@ class Explanation:
     backward: str = ""
 
     def __str__(self) -> str:
-        return self.why
+        answer = f"fused by {self.kernel}" if self.fused else "stock"
+        return f"{answer}: {self.why}"
 
 
 _WHY = {

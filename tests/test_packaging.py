@@ -132,6 +132,20 @@ def test_wheel_built_in_isolation_holds_all_parts_and_runs(tree, tmp_path):
     output, code = run(sys.executable, "-c", program, cwd=tmp_path, PYTHONPATH=site)
     assert code == 0 and output.startswith(f"sim {site}"), output
 
+    program = (
+        "import sys, pytest\n"
+        "sys.modules['build_support'] = None  # is not installed\n"
+        "sys.exit(pytest.main(sys.argv[1:]))\n"
+    )
+    suite = str(ROOT / "tests" / "test_gradcheck.py")
+    options = ("--collect-only", "-q", "-p", "no:cacheprovider")
+    output, code = run(
+        *(sys.executable, "-c", program, *options, suite),
+        cwd=tmp_path,
+        PYTHONPATH=site,
+    )
+    assert code == 0 and re.search(r"^\d+ tests collected", output, re.M), output
+
 
 @pytest.mark.parametrize("name", ["flash_attn_rocm/_C.abi3.so", "hipsim/libhipsim.so"])
 def test_libraries_need_nothing_but_the_c_library(name):

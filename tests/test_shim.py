@@ -584,7 +584,7 @@ def test_explain_names_kernel_and_grid_and_runs_nothing(simulated):
         F.scaled_dot_product_attention(q, k, v, is_causal=True)
     last = fa.last_call()
     assert (last.kernel, last.why) == (told.kernel, told.why)
-    assert str(told) == told.why != ""
+    assert str(told) == f"fused by {told.kernel}: {told.why}"
 
 
 def test_explain_gives_the_reason_that_a_call_would_record(patched, simulated):
