@@ -302,8 +302,8 @@ typedef struct fa_rotary {
     bool inverse; /* by the negative angles: undoes it, and is its gradient */
 } fa_rotary;
 
-/* Likewise; the plan has one step at most, and its `tensors` and `narrow` are of
- * q, k, cos and sin. */
+/* Likewise; the plan has one step at most, and its `tensors` and `narrow` are
+ * of q, k, cos and sin. */
 fa_status fa_plan_rotary(const fa_rotary *problem, fa_plan *plan,
                          fa_error *error);
 

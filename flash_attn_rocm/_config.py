@@ -1,6 +1,7 @@
-"""The environment, read once at import. Nothing else in the package reads it.
+"""The environment, read once at import. Nothing else in the package acts on it.
 
-A malformed value gives one warning and the documented default:
+What `doctor` reports, and what children inherit, is the environment as it is then. A
+malformed value gives one warning and the documented default:
 
     FLASH_ATTN_ROCM_DEVICE    auto | sim | sim:ARCH | standin | off      auto
     FLASH_ATTN_ROCM_CODE_DIR  folder of code objects     _code in this package

@@ -241,8 +241,7 @@ def selftest_passed(index: int) -> bool:
     """
     from . import _selftest  # imports torch.nn.attention and more, for real GPUs alone
 
-    name = "standin" if config.device == "standin" else "hip"
-    device = f"{name}:{index}"
+    device = f"hip:{index}"
     _ops.ext.guard_device(1, index, None)
     identity = dict(_ops.ext.identities())[device]
     logger.info(

@@ -138,8 +138,8 @@ ROWS = (
     Row("fallbacks", "counter", ("reason",),
         "Calls that stock SDPA answered, by reason.", _fallbacks),
     Row("call_duration_seconds", "summary", (*_CLASS, "quantile"),
-        "Host time of a call class from launch to known completion; quantiles since "
-        "the start. On device sim: time of the simulator, of no GPU.",
+        "Time of a call class: of a GPU by events before and behind the launches; "
+        "quantiles since the start. On device sim: time of the simulator, of no GPU.",
         _durations),
     Row("call_flops", "counter", _CLASS,
         "Floating-point operations of the timed calls.", _flops),
@@ -171,6 +171,8 @@ ROWS = (
         "Time until the kernel may be tried again.", _breaker("retry_in_s")),
     Row("verify_checked_calls", "counter", (),
         "Calls of which a slice was compared with the reference.", _verify("checked")),
+    Row("verify_unchecked_calls", "counter", (),
+        "Calls that were to be compared, without memory for it.", _verify("unchecked")),
     Row("verify_mismatches", "counter", (), "Compared calls that were wrong.",
         _verify("mismatches")),
     Row("verify_nonfinite_inputs", "counter", (),

@@ -176,9 +176,17 @@ class _Child:
         self._errors.seek(max(0, size - 4096))
         return _one_line(self._errors.read().decode(errors="replace"))
 
-    def death(self) -> int:
-        """Its exit code, negative for a signal."""
-        return self._process.wait()
+    def death(self, until: float, stall_s: float) -> int:
+        """Its exit code, negative for a signal, once it has said its last word.
+
+        Raises:
+            TimeoutError: it does not end, as where the driver does not let it.
+        """
+        left = min(stall_s, until - time.monotonic())
+        try:
+            return self._process.wait(max(left, 0.0))
+        except subprocess.TimeoutExpired:
+            raise TimeoutError from None
 
     def close(self) -> None:
         """Ends it. One that even SIGKILL does not end, in the driver, is left."""
@@ -240,7 +248,7 @@ def _one_child(
             elif "found" in facts:
                 running = False
                 made.append(_verdict_of(facts["found"], todo[len(made)]))
-        code = child.death()
+        code = child.death(until, stall_s)
         verdict = f"died of signal {-code}" if code < 0 else "failed"
         detail = child.last_words() or f"the process ended with {code}"
     except TimeoutError:

@@ -36,7 +36,7 @@ BOUND_EPS = {
     torch.float32: 32.0,
     torch.float64: 64.0,
 }
-# Below this many channels float16 is computed in float32 (csrc/host/plan.c).
+# So few that float16 is computed in float32 (own_arith of csrc/host/plan.c).
 _FEW_CHANNELS = 4
 # Which kernel is to blame for a result.
 _PART_OF = {

@@ -299,33 +299,35 @@ def soak(
 ) -> tuple[Summary, bool]:
     """Run, and return the sums over all of the journal, and whether it was stopped.
 
+    Closes `telemetry`, however it ends.
+
     Raises:
         FlashAttnError: the journal, see Journal; the plan, see Injector; or the
             device is not there.
     """
     simulated = options.device == "sim"
-    if options.plan and not simulated:
-        raise FlashAttnError(
-            f"faults are injected in the simulator alone, got device {options.device}"
-        )
-    if not simulated and not torch.cuda.is_available():
-        raise FlashAttnError(f"device {options.device}: torch finds no GPU")
-    with _in_force(options):
+    with ExitStack() as stack:
+        if telemetry is not None:
+            stack.callback(telemetry.close)
+        if options.plan and not simulated:
+            raise FlashAttnError(
+                "faults are injected in the simulator alone, got device "
+                f"{options.device}"
+            )
+        if not simulated and not torch.cuda.is_available():
+            raise FlashAttnError(f"device {options.device}: torch finds no GPU")
+        stack.enter_context(_in_force(options))
         if simulated:
             Injector(list(options.plan)).check()
         book = Journal(journal, options.header(), resume)
-        try:
-            run = _Run(options, book, telemetry)
-            with _Stop() as stop:
-                run.run(progress, stop)
-            if not stop.asked:
-                run.drain()
-            run.say({"end": run.summary.next, "t": time.time()})
-            return run.summary, stop.asked
-        finally:
-            book.close()
-            if telemetry is not None:
-                telemetry.close()
+        stack.callback(book.close)
+        run = _Run(options, book, telemetry)
+        with _Stop() as stop:
+            run.run(progress, stop)
+        if not stop.asked:
+            run.drain()
+        run.say({"end": run.summary.next, "t": time.time()})
+        return run.summary, stop.asked
 
 
 def kinds_of(options: Options, calls: int) -> set[str]:

@@ -163,8 +163,11 @@ class KernelLog:
                 row = os.read(self._file, 8192)  # one record of the log
             except BlockingIOError:
                 break
-            except OSError:  # EPIPE: records were lost, the next can be read
+            except BrokenPipeError:  # records were lost, the next can be read
                 continue
+            except OSError:  # no log after all
+                self.close()
+                break
             if not row:
                 break
             lines += [

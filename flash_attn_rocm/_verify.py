@@ -42,8 +42,6 @@ _ULP = {
     torch.float32: 2.0**-23,
     torch.float64: 2.0**-52,
 }
-
-
 # Weights below this may be 0, since the largest of a row is 1.
 _LOST = {
     torch.float16: 2.0**-24,
@@ -51,8 +49,6 @@ _LOST = {
     torch.float32: 2.0**-126,
     torch.float64: 2.0**-1000,
 }
-
-
 # Scores of which nothing is promised: near the end of the arithmetic's range, and where
 # gradients are less exact than math's (docs/accuracy.md).
 _BEYOND = {
@@ -203,6 +199,7 @@ def _are_ordinary(q: Tensor, k: Tensor, v: Tensor, features: Features) -> bool:
 def _refuse(what: str, q: Tensor) -> None:
     from ._record import last_record
 
+    _state.checked += 1
     _state.mismatches += 1
     record = last_record()
     text = f"{what} of {tuple(q.shape)} differs from torch's math"
@@ -222,14 +219,19 @@ def _is_served(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return bool(q.numel() and k.numel() and v.numel())
 
 
-def _if_memory_allows(check: Callable[..., None]) -> Callable[..., None]:
-    """A check that has no memory for its reference lets the result pass, counted."""
+def _if_memory_allows(check: Callable[..., bool]) -> Callable[..., None]:
+    """A check that has no memory for its reference lets the result pass, counted.
+
+    Args:
+        check: says whether there was something to compare, which is counted too.
+    """
 
     @functools.wraps(check)
     def checked(*args: Any) -> None:
         try:
             with torch.no_grad():
-                check(*args)
+                compared = check(*args)
+            _state.checked += compared
         except torch.cuda.OutOfMemoryError:
             _state.unchecked += 1
 
@@ -239,25 +241,25 @@ def _if_memory_allows(check: Callable[..., None]) -> Callable[..., None]:
 @_if_memory_allows
 def check_forward(
     q: Tensor, k: Tensor, v: Tensor, features: Features, out: Tensor
-) -> None:
+) -> bool:
     """Compare a block of rows of `out`.
 
     Raises:
         Rejected: it is wrong, or the inputs are not finite.
     """
     if not _is_served(q, k, v):
-        return
+        return False
     if not _are_ordinary(q, k, v, features):
         _state.nonfinite += 1
         raise Rejected(Reason.NONFINITE, "an input has a NaN or an infinity")
-    _state.checked += 1
     block = _Block(q, k, v, features, _rows_of(q, k))
     if block.largest > _BEYOND[q.dtype]:
-        return
+        return True
     p = block.dropped(block.p)
     got = block.of(out).to(out.dtype)
     if _differs(got, p @ block.v, block.dropped(block.of_p) @ block.v.abs()):
         _refuse("the output", q)
+    return True
 
 
 def _one_head(
@@ -287,7 +289,7 @@ def check_backward(
     dout: Tensor,
     dlse: Tensor | None,
     grads: tuple[Tensor | None, ...],
-) -> None:
+) -> bool:
     """Compare dQ, dK and dV, as far as they are there.
 
     All of a call of at most 4 million scores; else of one head, if that has no more
@@ -297,10 +299,9 @@ def check_backward(
         Rejected: one is wrong.
     """
     if not _is_served(q, k, v) or not _are_ordinary(q, k, v, features):
-        return
+        return False
     if not _all_finite(dout) or (dlse is not None and not _all_finite(dlse)):
-        return
-    _state.checked += 1
+        return False
     parts: list[Any] = [q, k, v, dout, dlse, *grads[:3]]
     if _all_rows(q, k) is None:
         parts = _one_head(parts, k.size(1), features)
@@ -312,7 +313,7 @@ def check_backward(
     for some in [_rows_of(q, k)] if rows is None else rows:
         block = _Block(q, k, v, features, some)
         if block.largest > _BEYOND_GRADIENTS:
-            return
+            return True
         p, do = block.p, block.of(dout)
         ds, error = _score_gradient(block, do, dlse, q.dtype in _ops.HALVES)
         size = abs(scale) * error
@@ -326,13 +327,14 @@ def check_backward(
         want_v += p.mT @ do
         size_v += block.dropped(block.of_p).mT @ do.abs()
     if rows is None:
-        return
+        return True
     for name, got, want, bound in (
         ("dk", dk, want_k, size_k),
         ("dv", dv, want_v, size_v),
     ):
         if got is not None and _differs(got, want, bound):
             _refuse(name, q)
+    return True
 
 
 def _score_gradient(

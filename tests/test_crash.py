@@ -1,4 +1,7 @@
-"""What one process learns from the end of another, through the folder of state."""
+"""What one process learns from the end of another, through the folder of state.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
 
 import json
 import os

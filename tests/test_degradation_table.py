@@ -1,4 +1,7 @@
-"""The tests that docs/degradation.md names exist."""
+"""The tests that docs/degradation.md names exist.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
 
 import re
 

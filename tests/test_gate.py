@@ -1,4 +1,7 @@
-"""A real AMD GPU runs what passed its self-test; GPU and self-test are fakes here."""
+"""A real AMD GPU runs what passed its self-test; GPU and self-test are fakes here.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
 
 import dataclasses
 from types import SimpleNamespace

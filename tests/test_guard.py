@@ -2,6 +2,8 @@
 
 Faults are the simulator's; the paths of a real GPU's streams and events are in
 tests/c/test_guard.c and, on the stand-in, in tests/test_guard_gpu.py.
+
+SPDX-License-Identifier: BSD-3-Clause
 """
 
 import threading

@@ -2,6 +2,8 @@
 
 A deadline of nothing makes any kernel late, which is all that a test can ask of a
 healthy GPU.
+
+SPDX-License-Identifier: BSD-3-Clause
 """
 
 import gc

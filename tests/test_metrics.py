@@ -41,6 +41,11 @@ def labels(name):
     return set(re.findall(r'(\w+)="', name))
 
 
+@pytest.mark.parametrize("part", ["guard", "verify"])
+def test_the_made_up_status_has_what_the_real_one_has(part):
+    assert STATUS[part].keys() == fa.status()[part].keys()
+
+
 def test_each_row_of_the_table_is_served_with_its_labels():
     with serve(lambda: STATUS) as server:
         found = scrape(server)
@@ -63,6 +68,7 @@ def test_each_row_of_the_table_is_served_with_its_labels():
         ("guard_misses_total", 2),
         ("guard_deadline_floor_seconds", 2),
         ("guard_quarantined_calls", 5),
+        ("verify_unchecked_calls_total", 8),
         ("verify_mismatches_total", 1),
         ('nonfinite_gradients_total{tensor="q"}', 1),
         ("enabled", 1),

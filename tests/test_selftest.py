@@ -120,6 +120,9 @@ for number in range(skip, total):
     what = told.get(number, "passed")
     if what == "hang":
         time.sleep(60)
+    elif what == "mute":  # as a process that the driver does not let end
+        os.close(1)
+        time.sleep(60)
     elif what == "abort":
         print("first line\\n\\x1b[1mMemory access fault", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGABRT)
@@ -169,6 +172,14 @@ def test_a_backward_is_not_run_after_its_forward_died(child):
 
 def test_a_family_that_does_not_answer_is_hung_and_another_child_goes_on(child):
     child(n1="hang")
+    start = time.monotonic()
+    made = verdicts("sim", stall_s=1.0)
+    assert words(made) == ["passed", "hung", *["passed"] * 4]
+    assert made[1].settled and time.monotonic() - start < 10
+
+
+def test_a_child_that_says_its_last_word_and_does_not_end_is_hung(child):
+    child(n1="mute")
     start = time.monotonic()
     made = verdicts("sim", stall_s=1.0)
     assert words(made) == ["passed", "hung", *["passed"] * 4]

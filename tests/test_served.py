@@ -1,4 +1,7 @@
-"""Compiled graphs go on when a kernel fails: fwd_served and bwd_served."""
+"""Compiled graphs go on when a kernel fails: fwd_served and bwd_served.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
 
 import pytest
 import torch

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
 import pytest
 from helpers import needs_simulator
 from helpers.commands import command
 
+from flash_attn_rocm import FlashAttnError, _soak
 from flash_attn_rocm._commands import main
 from flash_attn_rocm._soak_report import Summary
 from flash_attn_rocm._soak_telemetry import KernelLog, Sysfs, Telemetry, Tool
@@ -160,6 +162,41 @@ def test_the_kernels_log_is_read_from_now_on_for_lines_of_the_gpu(tmp_path):
     assert log.new() == []
     log.close()
     assert log.new() == []
+
+
+def test_a_log_that_cannot_be_read_is_none(tmp_path):
+    log = KernelLog(tmp_path)  # a folder: opened, and never read
+    assert log.new() == [] and log._file is None
+
+
+def test_records_that_were_lost_do_not_end_the_log(tmp_path, monkeypatch):
+    path = tmp_path / "kmsg"
+    path.touch()
+    log = KernelLog(path)
+    path.write_text("3,2,2,-;amdgpu 0000:03:00.0: GPU reset begin!\n")
+    read, lost = os.read, [BrokenPipeError]
+
+    def reads(*args):
+        if lost:
+            raise lost.pop()
+        return read(*args)
+
+    monkeypatch.setattr(os, "read", reads)
+    assert log.new() == ["3,2,2,-;amdgpu 0000:03:00.0: GPU reset begin!"]
+    log.close()
+
+
+@needs_simulator
+def test_a_soak_that_is_refused_leaves_no_log_open(tmp_path):
+    options = _soak.Options(0, 0.0, (), 1, None, 1, "sim")
+    (tmp_path / "kmsg").touch()
+    clock = Clock()
+    log = KernelLog(tmp_path / "kmsg")
+    times = {"clock": clock, "sleep": clock.sleep}
+    telemetry = Telemetry(tmp_path, 90.0, 10.0, log=log, **times)
+    with pytest.raises(FlashAttnError, match="journal"):
+        _soak.soak(options, tmp_path / "no" / "journal", telemetry=telemetry)
+    assert log._file is None
 
 
 ROCM_SMI = {

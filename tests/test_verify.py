@@ -1,4 +1,7 @@
-"""FLASH_ATTN_ROCM_VERIFY: wrong numbers of a kernel are found and not delivered."""
+"""FLASH_ATTN_ROCM_VERIFY: wrong numbers of a kernel are found and not delivered.
+
+SPDX-License-Identifier: BSD-3-Clause
+"""
 
 import pytest
 import torch
@@ -216,6 +219,21 @@ def test_a_bias_that_hides_keys_is_ordinary():
     before = counts()
     fa.attention(*tensors, bias=bias).square().sum().backward()
     assert counts() == {**before, "checked": before["checked"] + 2}
+
+
+@pytest.mark.parametrize("place", ["_Block", "_are_ordinary", "_differs"])
+def test_without_memory_for_a_check_the_result_passes_and_is_counted(
+    monkeypatch, place
+):
+    def full(*_):
+        raise torch.cuda.OutOfMemoryError("made up")
+
+    tensors = [t.requires_grad_() for t in qkv(1, 2, 9, 16)]
+    before = counts()
+    monkeypatch.setattr(_verify, place, full)
+    F.scaled_dot_product_attention(*tensors).square().sum().backward()
+    assert fa.last_call().reason is Reason.FUSED
+    assert counts() == {**before, "unchecked": before["unchecked"] + 2}
 
 
 def test_one_call_in_n_is_checked():

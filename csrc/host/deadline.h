@@ -12,7 +12,8 @@
 
 int64_t fa_now_ns(void); /* CLOCK_MONOTONIC */
 
-/* `factor` times the estimate for all steps of the plan, at least `floor_ns`. */
+/* `factor` times the estimate for all steps of the plan, but not less than
+ * `floor_ns`. */
 int64_t fa_deadline_ns(const fa_plan *plan, double factor, int64_t floor_ns);
 
 /* The same as wave instructions of a workgroup, where those are counted. */

@@ -3,10 +3,11 @@
  * A hung kernel never returns and a fault aborts the process, so what ran last
  * is known only to a file.  Each process has one, mapped into its memory, and
  * holds a POSIX lock on it for its life (a forked child does not hold it); to
- * mark a launch takes an atomic exchange and stores, no system call.  The next process that starts
- * blames the launches that were in flight when their owner aborted, or that it
- * had found late.  What blame leads to is left to the callers; which folders
- * and files are trusted, and the statuses, are those of files.h.
+ * mark a launch takes an atomic exchange and stores, no system call.  The next
+ * process that starts blames the launches that were in flight when their owner
+ * aborted, or that it had found late.  What blame leads to is left to the
+ * callers; which folders and files are trusted, and the statuses, are those of
+ * files.h.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #ifndef FA_HOST_FLIGHT_H
@@ -53,8 +54,9 @@ fa_status fa_flight_note_aborts(fa_flight *flight, fa_error *error);
 /* Calls `blame` for launches of dead owners that an abort had noted or that
  * were late, and removes those files; also malformed ones.  A live owner's
  * stay, one's own and those that are not trusted.  Of several processes at once
- * one does it and the others wait.  A process that was killed (SIGKILL, SIGTERM,
- * SIGINT, out of memory) or exits is not blamed. `blame` may use the store. */
+ * one does it and the others wait.  A process that was killed (SIGKILL,
+ * SIGTERM, SIGINT, out of memory) or exits is not blamed.  `blame` may use the
+ * store. */
 typedef void fa_flight_blame(void *context, const char *identity,
                              const char *kernel, uint64_t code_hash,
                              const char *cause);

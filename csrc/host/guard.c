@@ -30,7 +30,7 @@ struct fa_guard {
 
 static const fa_watch_news watch_news;
 
-/* -- the guard -------------------------------------------------------------- */
+/* -- the guard ------------------------------------------------------------- */
 
 void fa_guard_set(fa_guard *g, const fa_policy *p)
 {
@@ -112,7 +112,7 @@ static fa_status get_station(fa_guard *g, const fa_driver *driver,
     return status;
 }
 
-/* -- the start of a call ---------------------------------------------------- */
+/* -- the start of a call --------------------------------------------------- */
 
 /* A graph runs later, and often: what is captured is not watched, and cannot be
  * a breaker's try. */
@@ -204,7 +204,7 @@ fa_status fa_guard_begin(const fa_target *target, const fa_driver *driver,
     return FA_OK;
 }
 
-/* -- the end of a call that is watched: on the watching thread -------------- */
+/* -- the end of a call that is watched: on the watching thread ------------- */
 
 static void when_over(void *context, fa_pending *pending, int64_t ns)
 {
@@ -258,7 +258,7 @@ static void when_lost(void *context, fa_pending *pending, const char *why)
 static const fa_watch_news watch_news = {
     .over = when_over, .missed = when_missed, .lost = when_lost};
 
-/* -- the end of a call: on its own thread ----------------------------------- */
+/* -- the end of a call: on its own thread ---------------------------------- */
 
 /* What was launched may still run on a stream of ours, and the caller frees its
  * memory in the order of its own. */
@@ -389,7 +389,7 @@ fa_status fa_guard_end(fa_ticket *t, fa_status status, int step,
     return status != FA_OK && t->once ? FA_EONCE : status;
 }
 
-/* -- what is kept ----------------------------------------------------------- */
+/* -- what is kept ---------------------------------------------------------- */
 
 void fa_guard_keep(fa_guard *g, fa_pending *late, void *const *things,
                    size_t count, void (*release)(void *))
@@ -404,7 +404,7 @@ void fa_guard_reap(fa_guard *g)
     fa_watch_reap(&g->watch);
 }
 
-/* -- to look at, and by hand ------------------------------------------------ */
+/* -- to look at, and by hand ----------------------------------------------- */
 
 void fa_guard_count(fa_guard *g, fa_guard_counts *counts)
 {

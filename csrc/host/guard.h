@@ -60,17 +60,18 @@ void fa_guard_set(fa_guard *guard, const fa_policy *policy);
 /* Around fork(): the child starts without calls in flight. */
 void fa_guard_fork(fa_guard *guard, fa_fork when);
 
-/* -- one call --------------------------------------------------------------- */
+/* -- one call -------------------------------------------------------------- */
 
 /* Asks the breakers of the plan's kernels, and prepares for the launch on
- * `target`, whose device is current.  FA_EOPEN: a breaker refused, launch
- * nothing and do not call end().  `target->guard` NULL guards nothing. */
+ * `target`, whose device is current.  On failure (FA_EOPEN: a breaker refused)
+ * launch nothing and do not call end().  `target->guard` NULL guards
+ * nothing. */
 fa_status fa_guard_begin(const fa_target *target, const fa_driver *driver,
                          const fa_plan *plan, const uint64_t *code_hash,
                          const fa_problem *problem, fa_ticket *ticket,
                          fa_error *error);
-/* What became of it: `status` of step `step`, or of all; a failure of -1 is that
- * of no kernel.
+/* What became of it: `status` of step `step`, or of all; a failure of -1 is
+ * that of no kernel.
  * Returns the status of the call.  On failure counts->late, if not NULL,
  * holds the call that still runs, and fa_guard_keep must be told what memory
  * it may use.  A call that must not be repeated (target->once) and was begun
@@ -84,7 +85,7 @@ void fa_guard_keep(fa_guard *guard, fa_pending *late, void *const *things,
                    size_t count, void (*release)(void *));
 void fa_guard_reap(fa_guard *guard);
 
-/* -- to look at -------------------------------------------------------------- */
+/* -- to look at ------------------------------------------------------------ */
 
 typedef struct fa_guard_counts {
     uint64_t misses;      /* calls past their deadline */
@@ -96,8 +97,8 @@ typedef struct fa_guard_counts {
 
 void fa_guard_count(fa_guard *guard, fa_guard_counts *counts);
 
-/* Devices that were asked for, in an order that stays; NULL behind the end.  For
- * its driver's backend, device, breaker and latency; lives as long as the
+/* Devices that were asked for, in an order that stays; NULL behind the end.
+ * For its driver's backend, device, breaker and latency; lives as long as the
  * guard. */
 fa_station *fa_guard_station(fa_guard *guard, size_t index);
 

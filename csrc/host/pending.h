@@ -1,8 +1,8 @@
 /* pending.h: a call that is on its way on a GPU.
  *
  * An event before its launches and one behind them tell when it started and
- * when it is over.  Events and stream belong to one driver's device and are used
- * again for later calls there; station.h keeps them.
+ * when it is over.  Events and stream belong to one driver's device and are
+ * used again for later calls there; station.h keeps them.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #ifndef FA_HOST_PENDING_H

@@ -52,7 +52,7 @@ void fa_stations_close(fa_stations *all)
     }
 }
 
-/* -- fork ------------------------------------------------------------------- */
+/* -- fork ------------------------------------------------------------------ */
 
 static void lock_all(fa_stations *all)
 {
@@ -100,7 +100,7 @@ void fa_stations_fork(fa_stations *all, fa_fork when)
     }
 }
 
-/* -- adding one ------------------------------------------------------------- */
+/* -- adding one ------------------------------------------------------------ */
 
 typedef struct judge {
     const char *dir;
@@ -221,7 +221,7 @@ fa_status fa_stations_get(fa_stations *all, const fa_driver *driver,
     return status;
 }
 
-/* -- all of them ------------------------------------------------------------ */
+/* -- all of them ----------------------------------------------------------- */
 
 void fa_stations_retire(fa_stations *all)
 {
@@ -282,7 +282,7 @@ void fa_stations_reset(fa_stations *all, const char *kernel)
     }
 }
 
-/* -- pending calls ---------------------------------------------------------- */
+/* -- pending calls --------------------------------------------------------- */
 
 fa_pending *fa_station_take(fa_station *s, bool sync)
 {

@@ -74,10 +74,10 @@ bool fa_stations_trip(fa_stations *stations, fa_backend backend, int32_t device,
 /* See fa_guard_reset. */
 void fa_stations_reset(fa_stations *stations, const char *kernel);
 
-/* A pending call with its events, and a stream of its own if `sync`; NULL if the
- * device has none to give. */
+/* A pending call with its events, and a stream of its own if `sync`; NULL if
+ * the device has none to give. */
 fa_pending *fa_station_take(fa_station *station, bool sync);
-/* Takes one back that is over, or was never launched. */
+/* Takes one back: it is over, was never launched, or is asked no more. */
 void fa_station_take_back(fa_station *station, fa_pending *pending);
 
 #endif

@@ -110,8 +110,8 @@ static void close_store(store *s)
     *s = (store){-1, -1, NULL};
 }
 
-/* On failure, and with FA_OK where there is no folder and it was not to be made,
- * the folder is -1 and there is nothing to close. */
+/* On failure, and with FA_OK where there is no folder and it was not to be
+ * made, the folder is -1 and there is nothing to close. */
 static fa_status open_store(const char *dir, bool make, store *s,
                             fa_error *error)
 {

@@ -57,8 +57,8 @@ fa_status fa_store_list(const char *dir, fa_store_visit *visit, void *context,
                         size_t *unreadable, fa_error *error);
 
 /* Removes the entries of `kernel`, or all (NULL); sets aside bad files, and
- * folders, pipes and links under their names.  Goes on behind a file that fails;
- * the status is then that of the first. */
+ * folders, pipes and links under their names.  Goes on behind a file that
+ * fails; the status is then that of the first. */
 fa_status fa_store_reset(const char *dir, const char *kernel, size_t *removed,
                          fa_error *error);
 

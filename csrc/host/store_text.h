@@ -6,8 +6,8 @@
  *   checksum FNV-1a of all before
  *
  * Hashes have 16 hexadecimal digits, other numbers are decimal.  Nothing in it
- * is a path or code; each field is bounded, and looked at when it is read, since
- * a checksum is no proof of who wrote it.
+ * is a path or code; each field is bounded, and looked at when it is read,
+ * since a checksum is no proof of who wrote it.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #ifndef FA_HOST_STORE_TEXT_H

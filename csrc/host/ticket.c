@@ -9,8 +9,8 @@ static bool has(uint32_t steps, int step)
     return (steps >> step & 1) != 0;
 }
 
-/* The first step of the same kernel, since a plan may run one twice and there is
- * one breaker for both. */
+/* The first step of the same kernel, since a plan may run one twice and there
+ * is one breaker for both. */
 static int first_alike(const fa_ticket *t, int step)
 {
     int i = 0;
@@ -20,7 +20,7 @@ static int first_alike(const fa_ticket *t, int step)
     return i;
 }
 
-/* -- the start -------------------------------------------------------------- */
+/* -- the start ------------------------------------------------------------- */
 
 void fa_ticket_fill(fa_ticket *t, const fa_plan *plan,
                     const uint64_t *code_hash, const fa_problem *p)
@@ -72,7 +72,7 @@ void fa_ticket_mark(fa_ticket *t)
     }
 }
 
-/* -- the end ---------------------------------------------------------------- */
+/* -- the end --------------------------------------------------------------- */
 
 /* What the breakers need to hear of those steps that were their try. */
 static void end_probes(fa_ticket *t, void (*how)(fa_breaker *, ptrdiff_t))

@@ -1,5 +1,5 @@
-/* ticket.h: one call through the guard, and what it leaves in its device's books:
- * breakers, marks in the flight file, latency.
+/* ticket.h: one call through the guard, and what it leaves in its device's
+ * books: breakers, marks in the flight file, latency.
  *
  * A ticket is filled, asks the breakers and is marked; it then ends in exactly
  * one of the ways below, but for a missed deadline, which an end follows.

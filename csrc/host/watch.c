@@ -35,7 +35,7 @@ void fa_watch_init(fa_watch *w, const fa_watch_news *news, void *context)
     make_locks(w);
 }
 
-/* -- the thread ------------------------------------------------------------- */
+/* -- the thread ------------------------------------------------------------ */
 
 /* Asks the call's device, which need not be this thread's. */
 static fa_status ask(fa_pending *p, bool *over, int64_t *ns, fa_error *error)
@@ -197,7 +197,7 @@ void fa_watch_fork(fa_watch *w, fa_fork when)
     atomic_store(&w->have_done, false);
 }
 
-/* -- callers' side ---------------------------------------------------------- */
+/* -- callers' side --------------------------------------------------------- */
 
 static bool add(fa_watch *w, fa_pending *p, bool anyway)
 {

@@ -45,8 +45,8 @@ void fa_watch_fork(fa_watch *watch, fa_fork when);
  * started, and the call is still the caller's. */
 bool fa_watch_add(fa_watch *watch, fa_pending *pending);
 /* Hands over one that must not be lost, and keeps `things` until it is over;
- * then `release` gets each, in fa_watch_reap.  Without a thread it waits for the
- * next call's. */
+ * then `release` gets each, in fa_watch_reap.  Without a thread it waits for
+ * the next call's. */
 void fa_watch_keep(fa_watch *watch, fa_pending *pending, void *const *things,
                    size_t count, void (*release)(void *));
 /* Releases what belongs to calls that are over. */

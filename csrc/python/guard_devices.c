@@ -1,6 +1,7 @@
 /* guard_devices.c: what the guard knows of each device, as functions of _C:
  *
- *   def breakers() -> [(device, kernel, half_open, failures, retry_in_s, cause)]:
+ *   def breakers() -> [(device, kernel, half_open, failures, retry_in_s,
+ *                       cause)]:
  *       "Those that are not closed; device as "sim", "hip:0"."
  *   def latency() -> [(device, kernel, calls, seconds, flops, p50_s, p99_s)]:
  *   def identities() -> [(device, text)]:
@@ -21,7 +22,7 @@
 #include <string.h>
 #include <time.h>
 
-/* -- lists ------------------------------------------------------------------ */
+/* -- lists ----------------------------------------------------------------- */
 
 static PyObject *device_name(const fa_station *s)
 {
@@ -150,7 +151,7 @@ PyObject *fa_module_complaints(PyObject *Py_UNUSED(module),
     return list_devices(append_complaint);
 }
 
-/* -- by hand ---------------------------------------------------------------- */
+/* -- by hand --------------------------------------------------------------- */
 
 /* "sim", or a backend's name, ":" and an index. */
 static int parse_device(const char *text, fa_backend *backend, int32_t *device)

@@ -1,6 +1,7 @@
 /* guard_policy.c: the process's guard and its policy, as functions of _C:
  *
- *   def guard(mode, factor, floor_ms, cooldown_s, abort_on_hang, dir, dir_else):
+ *   def guard(mode, factor, floor_ms, cooldown_s, abort_on_hang, dir,
+ *             dir_else):
  *       "Set the policy: mode "off", "async" or "sync".  The folders, str or
  *        None, count the first time.  Raises Error."
  *   def guard_stop():
@@ -49,8 +50,8 @@ static int parse_mode(PyObject *from, fa_guard_mode *to)
             return 0;
         }
     }
-    PyErr_SetString(PyExc_ValueError,
-                    "mode: expected off, async or sync, got something else");
+    PyErr_Format(PyExc_ValueError, "mode: expected off, async or sync, got %R",
+                 from);
     return -1;
 }
 

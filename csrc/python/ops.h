@@ -7,9 +7,9 @@
 #include "fa.h"
 
 /* Defines flash_attn_rocm::fwd, ::bwd and ::rotary and their kernels for CUDA
- * and CPU tensors, once per process.  *registered is false, with nothing changed,
- * where this torch lacks the functions.  On failure torch keeps nothing of
- * ours. */
+ * and CPU tensors, once per process.  *registered is false, with nothing
+ * changed, where this torch lacks the functions.  On failure torch keeps
+ * nothing of ours. */
 fa_status fa_ops_register(bool *registered, fa_error *error);
 
 /* Whether libtorch's stable C functions are there. */

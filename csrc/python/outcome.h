@@ -1,5 +1,5 @@
-/* outcome.h: how this thread's last call ended, for those who hear of it only by
- * an exception's text.
+/* outcome.h: how this thread's last call ended, for those who hear of it only
+ * by an exception's text.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #ifndef FA_PYTHON_OUTCOME_H
@@ -14,7 +14,8 @@
 void fa_outcome_set(fa_status status);
 
 /* What a late call left, until keep() says which memory it needs; a second one
- * before that stays for good.  For calls on addresses, which know no tensors. */
+ * before that stays for good.  For calls on addresses, which know no
+ * tensors. */
 void fa_outcome_set_late(struct fa_pending *late);
 
 PyObject *fa_module_keep(PyObject *, PyObject *);

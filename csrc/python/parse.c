@@ -1,4 +1,4 @@
-/* parse.c: Python's objects as numbers.  See parse.h.
+/* parse.c: Python's objects as what C takes.  See parse.h.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "python/parse.h"

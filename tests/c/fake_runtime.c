@@ -115,7 +115,7 @@ static int fill(void *data, unsigned value, size_t bytes, size_t count,
     return 0;
 }
 
-/* -- streams and events, which both have ------------------------------------ */
+/* -- streams and events, which both have ----------------------------------- */
 
 /* An event knows whether it was recorded while everything hung. */
 typedef struct event {

@@ -115,7 +115,7 @@ void rig_set_mode(rig *r, fa_guard_mode mode)
     fa_guard_set(r->guard, &r->policy);
 }
 
-/* -- calls ------------------------------------------------------------------ */
+/* -- calls ----------------------------------------------------------------- */
 
 rig_call *rig_new_call(rig *r)
 {
@@ -184,7 +184,7 @@ void rig_trip(rig *r, const char *kernel, int64_t cooldown_ns)
     fa_guard_set(r->guard, &r->policy);
 }
 
-/* -- waiting ---------------------------------------------------------------- */
+/* -- waiting --------------------------------------------------------------- */
 
 void rig_sleep_ms(int ms)
 {
@@ -216,7 +216,7 @@ bool rig_waits_for_misses(rig *r, uint64_t misses)
     return rig_counts(r).misses == misses;
 }
 
-/* -- what is known ---------------------------------------------------------- */
+/* -- what is known --------------------------------------------------------- */
 
 fa_guard_counts rig_counts(rig *r)
 {

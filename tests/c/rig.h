@@ -41,7 +41,8 @@ typedef struct rig {
 /* A rig on fake HIP, CUDA, the fake simulator or nothing; nothing on disk if
  * `kept` is false.  Its folder is a new one. */
 rig *rig_open(test_run *run, fa_backend backend, fa_guard_mode mode, bool kept);
-/* Closes all and opens it anew on the same folder, as the next process would. */
+/* Closes all and opens it anew on the same folder, as the next process
+ * would. */
 void rig_again(rig *r);
 /* All is over first, so that nothing is lost. */
 void rig_close(rig *r);
@@ -60,8 +61,8 @@ bool rig_is_op(const rig *r, int at, int what, const void *stream);
 /* Opens a kernel of the first device by hand. */
 void rig_trip(rig *r, const char *kernel, int64_t cooldown_ns);
 
-/* Waits, some seconds at most, for what the watching thread does; of a miss with
- * its folder also for the mark there. */
+/* Waits, some seconds at most, for what the watching thread does; of a miss
+ * with its folder also for the mark there. */
 bool rig_waits_until_over(rig *r);
 bool rig_waits_for_misses(rig *r, uint64_t misses);
 

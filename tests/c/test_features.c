@@ -128,6 +128,7 @@ static void dbias_is_the_last_step_in_the_widest_arithmetic(test_run *run)
             if (wanted == 0 && fa_dtype_bytes(p.q.dtype) != 2) {
                 CHECK(run, plan.count == 2);
                 CHECK(run, plan.step[0].prepare == FA_SET_DOUT);
+                CHECK(run, plan.workspace.block_of[3] == FA_NOWHERE);
             }
         }
     }
@@ -243,7 +244,8 @@ static void delta_of_16_bits_is_corrected_for_dbias_and_dsink(test_run *run)
 {
     for (int i = 0; i < 4 * 4 * 2 * 2; i++) {
         const fa_dtype dtype = (fa_dtype)(i % 4);
-        const uint32_t learned = (i / 4) % 4 * FA_WANT_DBIAS; /* and dsink */
+        const uint32_t learned =
+            (uint32_t)(i / 4) % 4 * FA_WANT_DBIAS; /* and dsink */
         const bool with_q = (i / 16) % 2 != 0;
         const bool with_cap = (i / 32) % 2 != 0;
         fa_problem p = test_problem(2, 4, 2, 200, 300, 40);

@@ -15,7 +15,7 @@ static const fa_backend gpus[] = {FA_HIP, FA_STANDIN};
 
 enum { HANG_MS = 5 * RIG_DEADLINE_MS };
 
-/* -- in time ---------------------------------------------------------------- */
+/* -- in time --------------------------------------------------------------- */
 
 static void guard_async_watches_from_beside_the_caller(test_run *run)
 {
@@ -87,7 +87,7 @@ static void guard_counts_a_call_by_its_first_main_kernel(test_run *run)
     rig_close(r);
 }
 
-/* -- late ------------------------------------------------------------------- */
+/* -- late ------------------------------------------------------------------ */
 
 static void guard_async_late_opens_and_says_so_once(test_run *run)
 {
@@ -286,7 +286,7 @@ static void guard_late_in_the_simulator_in_both_modes(test_run *run)
     }
 }
 
-/* -- breakers --------------------------------------------------------------- */
+/* -- breakers -------------------------------------------------------------- */
 
 static void guard_one_call_tries_a_kernel(test_run *run)
 {
@@ -380,7 +380,7 @@ static void guard_trips_by_hand_what_is_known(test_run *run)
     rig_close(r);
 }
 
-/* -- deadlines -------------------------------------------------------------- */
+/* -- deadlines ------------------------------------------------------------- */
 
 /* In instructions of the simulator. */
 static double deadline(rig *r, int64_t rows, fa_dtype dtype, double factor)

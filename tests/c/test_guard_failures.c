@@ -1,5 +1,5 @@
-/* test_guard_failures.c: the guard where a launch, a device or an event fails, and
- * inside a graph capture.
+/* test_guard_failures.c: the guard where a launch, a device or an event fails,
+ * and inside a graph capture.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #define _POSIX_C_SOURCE 200809L
@@ -11,7 +11,7 @@
 
 static const fa_backend gpus[] = {FA_HIP, FA_STANDIN};
 
-/* -- failures --------------------------------------------------------------- */
+/* -- failures -------------------------------------------------------------- */
 
 static void guard_blames_the_kernel_that_failed_alone(test_run *run)
 {
@@ -146,7 +146,7 @@ static void guard_counts_a_lost_call_that_was_late_once(test_run *run)
     rig_close(r);
 }
 
-/* -- not watched ------------------------------------------------------------ */
+/* -- not watched ----------------------------------------------------------- */
 
 static void guard_without_events_the_call_runs_unwatched(test_run *run)
 {

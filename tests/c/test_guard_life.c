@@ -18,7 +18,7 @@
 
 enum { THREADS = 8, CALLS = 40 };
 
-/* -- threads ---------------------------------------------------------------- */
+/* -- threads --------------------------------------------------------------- */
 
 typedef struct caller {
     rig *r;
@@ -122,7 +122,7 @@ static void guard_counts_each_call_of_many_threads_once(test_run *run)
     }
 }
 
-/* -- fork ------------------------------------------------------------------- */
+/* -- fork ------------------------------------------------------------------ */
 
 /* In the child of a fork: nothing in flight, and it can guard. */
 static int guard_anew(void *context)
@@ -172,7 +172,7 @@ static void guard_starts_clean_in_a_forked_child(test_run *run)
     rig_close(r);
 }
 
-/* -- the end ---------------------------------------------------------------- */
+/* -- the end --------------------------------------------------------------- */
 
 typedef enum ending {
     BY_ABORT,
@@ -302,7 +302,7 @@ static void guard_stops_guarding_when_told(test_run *run)
     fa_guard_close(NULL);
 }
 
-/* -- what is kept ----------------------------------------------------------- */
+/* -- what is kept ---------------------------------------------------------- */
 
 static void guard_next_on_the_folder_knows_what_was_open(test_run *run)
 {

@@ -1,5 +1,5 @@
-/* test_memory.c: out of memory at any allocation from the first to the last of a
- * program: a clean error or an unwatched call, and nothing leaked.
+/* test_memory.c: out of memory at any allocation from the first to the last of
+ * a program: a clean error or an unwatched call, and nothing leaked.
  *
  * Under AddressSanitizer leaks of the host layer are failures of the run.
  * SPDX-License-Identifier: BSD-3-Clause */

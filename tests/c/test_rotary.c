@@ -1,5 +1,5 @@
-/* test_rotary.c: rotary positions: what is refused, the plan, what the kernel is
- * told, and the launch on fake runtimes.
+/* test_rotary.c: rotary positions: what is refused, the plan, what the kernel
+ * is told, and the launch on fake runtimes.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #define _POSIX_C_SOURCE 200809L

@@ -326,7 +326,7 @@ def _leaf(tensor, dtype=None):
 
 
 def differentiated(p, wide, narrow):
-    """Results of attend() computed in `wide`; out and gradients are rounded to `narrow`,
+    """Results of attend() computed in `wide`; out and gradients rounded to `narrow`,
     those of a bias or sink in a wider type to that."""
     f = p.features
     q, k, v = (_leaf(t, narrow) for t in (p.q, p.k, p.v))
