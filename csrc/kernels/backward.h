@@ -136,9 +136,9 @@ fa_store_sums(fa_args_in a, const fa_walk<KIND, DIM, OWN, PASS> *walk,
     }
 }
 
-/* Whether NaN and Inf of a walked tile are kept out of LDS, because what some row
- * does not see must not reach it.  Of queries that is done for packed ones, where
- * rows of other sequences, or of none, share a tile. */
+/* Whether NaN and Inf of a walked tile are kept out of LDS, because what
+ * some row does not see must not reach it.  Of queries that is done for
+ * packed ones, where rows of other sequences, or of none, share a tile. */
 template <int LEVEL, int PASS>
 static FA_DEVICE bool fa_is_cleared(fa_args_in a, int first, int rows, int at)
 {
@@ -337,7 +337,8 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
         t = coming;
         walk_place = coming_place;
     }
-    /* Not `a` of the last step, which the compiler puts into vector registers. */
+    /* Not `a` of the last step, which the compiler puts into vector
+     * registers. */
     if constexpr (FA_SUMS_ROWS(KIND, PASS, LEVEL)) {
         a = fa_again(args);
         if (a->row_sums != nullptr) {

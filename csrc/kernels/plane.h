@@ -52,9 +52,9 @@ static FA_DEVICE uint32_t fa_offset(int row, int last, uint32_t stride)
     return ((uint32_t)fa_min_int(row, last) & 0xff) * (stride & 0xffffff);
 }
 
-/* Where the elements of a lane lie, in bytes from the corner: those of owned row
- * i at own[i] + walked[j].  DENSE: walked rows are neighbours, and all of either
- * exist. */
+/* Where the elements of a lane lie, in bytes from the corner: those of owned
+ * row i at own[i] + walked[j].  DENSE: walked rows are neighbours, and all
+ * of either exist. */
 template <int OWN> struct fa_offsets {
     uint32_t own[OWN];
     uint32_t walked[FA_WALKED];

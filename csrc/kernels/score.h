@@ -119,9 +119,10 @@ static FA_DEVICE void fa_add_alibi(FA_NUMBER(KIND) s[OWN][FA_WALKED],
 
 /* -- all of it ------------------------------------------------------------- */
 
-/* s becomes what softmax sees.  unit: what makes base 2 of scores, per_unit what
- * a score of 1 is in their units, of each owned row.  In the passes for dQ, dK and dV dp is multiplied by
- * softcap's derivative.  `place` is of the queries. */
+/* s becomes what softmax sees.  unit: what makes base 2 of scores, per_unit
+ * what a score of 1 is in their units, of each owned row.  In the passes for
+ * dQ, dK and dV dp is multiplied by softcap's derivative.  `place` is of the
+ * queries. */
 template <int KIND, int OWN, int PASS>
 static FA_DEVICE void fa_make_scores(FA_NUMBER(KIND) s[OWN][FA_WALKED],
                                      FA_NUMBER(KIND) dp[OWN][FA_WALKED],

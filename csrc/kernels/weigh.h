@@ -144,9 +144,10 @@ static FA_DEVICE uint32_t fa_add_features(
     return seen;
 }
 
-/* FA_FULL: P and dP of what is not seen become 0, whatever they are: a row of
- * NaN must not reach keys that do not see it.  Packed rows: nor through the sums
- * over rows, from which NaN and Inf are kept out; they come back in P. */
+/* FA_FULL: P and dP of what is not seen become 0, whatever they are: a row
+ * of NaN must not reach keys that do not see it.  Packed rows: nor through
+ * the sums over rows, from which NaN and Inf are kept out; they come back in
+ * P. */
 template <int KIND, int OWN, int PASS>
 static FA_DEVICE void fa_forget_unseen(FA_NUMBER(KIND) p[OWN][FA_WALKED],
                                        FA_NUMBER(KIND) dp[OWN][FA_WALKED],
