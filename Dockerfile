@@ -2,7 +2,7 @@
 #
 #   docker build -t flash_attn_rocm .
 #   docker run --device /dev/kfd --device /dev/dri --group-add video -it \
-#       -e FLASH_ATTN_ROCM_UNTESTED=1 flash_attn_rocm
+#       flash_attn_rocm
 #
 # ROCm 6.3 is the default because the torch builds for it still serve gfx906.
 # SPDX-License-Identifier: BSD-3-Clause

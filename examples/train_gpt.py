@@ -9,11 +9,11 @@ who answers:
     sdpa   PyTorch's choice
     math   PyTorch's math backend, which stores the whole matrix of scores
 
-and --device where: cuda is also the name of a ROCm GPU (an AMD GPU needs
-FLASH_ATTN_ROCM_UNTESTED=1 in the environment), sim executes the fused kernels' gfx906
-machine code in the simulator and everything else on the CPU.  sdpa and math do not
-need the package.  With the same seed all of them start from the same weights and see
-the same text, so their losses can be compared step by step.
+and --device where: cuda is also the name of a ROCm GPU (whose first fused call runs the
+self-test), sim executes the fused kernels' gfx906 machine code in the simulator and
+everything else on the CPU.  sdpa and math do not need the package.  With the same seed
+all of them start from the same weights and see the same text, so their losses can be
+compared step by step.
 
 Half precision is autocast on a GPU; on a CPU attention alone runs in it, because
 CPUs multiply fp16 matrices very slowly.  float16 comes with a GradScaler.

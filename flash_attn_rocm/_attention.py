@@ -183,7 +183,7 @@ def attention(
             flash_attn. They differ unless Sq = Sk, so True is refused.
         window: (left, right): keys from i + d - left to i + d + right, both included,
             -1 is all. With a causal mask none behind the own key.
-        softcap: c > 0 makes scores c tanh(x / c); 0.0 is none.
+        softcap: c from 2^-120 to 2^120 makes scores c tanh(x / c); 0.0 is none.
         alibi_slopes: (H,) or (B, H), float32 (or float64 for float64), per unit of
             distance. No gradient, so slopes that require one are refused.
         sink: (H,), floating point: the score of one more key, whose value is 0, for

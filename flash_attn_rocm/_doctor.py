@@ -111,7 +111,10 @@ RELEASES = (
 def _torch(facts: Facts) -> Iterator[Finding]:
     built = f"ROCm {facts.hip}" if facts.hip else f"CUDA {facts.cuda}"
     kind = built if facts.hip or facts.cuda else "CPU"
-    if facts.unavailable:
+    if facts.unavailable and "no extension" in facts.unavailable:
+        advice = "build or install this package, and leave folders of bare sources"
+        yield Finding("extension", "bad", facts.unavailable, advice)
+    elif facts.unavailable:
         advice = f"install {TORCH_MIN_TEXT}, then this package again"
         yield Finding("torch", "bad", facts.unavailable, advice)
     elif facts.hip:

@@ -67,8 +67,8 @@ def flash_attn_func(
         window_size: (left, right): keep key j for query i only if
             -left <= j - (i + seqlen_k - seqlen_q) <= right; -1 is no limit. A causal
             mask makes right 0.
-        softcap: c > 0 makes scores c tanh(s / c), also with dropout; 0.0 or None is
-            none.
+        softcap: c from 2^-120 to 2^120 makes scores c tanh(s / c), also with dropout;
+            0.0 or None is none.
         alibi_slopes: (nheads,) or (batch, nheads), float32 (or float64 for float64);
             scores get -slope * |i + seqlen_k - seqlen_q - j|, also with a causal mask.
             Slopes that require a gradient are refused, since they get none.

@@ -13,6 +13,7 @@ SPDX-License-Identifier: BSD-3-Clause
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from typing import Any, Callable
 
@@ -28,6 +29,7 @@ Three = tuple[Tensor, Tensor, Tensor]
 Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 Two = tuple[Tensor, Tensor]
 
+_EXTENSION = "flash_attn_rocm._C"
 _FEATURES = (
     "Tensor bias, Tensor mask, Tensor alibi, Tensor sink, Tensor seed, Tensor span_q, "
     "Tensor span_k, Tensor blocks, Tensor blocks_t, float scale, float softcap, "
@@ -341,7 +343,7 @@ def load() -> None:
             raise RuntimeError("this torch is too old")
         if _torch.missing:
             raise RuntimeError("this torch lacks " + ", ".join(_torch.missing))
-        ext = importlib.import_module("flash_attn_rocm._C")
+        ext = importlib.import_module(_EXTENSION)
         configure(config.device)
         if not config.python_ops and ext.register_ops():
             registered = "c"
@@ -355,10 +357,18 @@ def load() -> None:
         op = torch.ops.flash_attn_rocm.fwd.default
         source = registered
     except Exception as error:  # whatever it is, the user's program must go on
-        unavailable = (
-            f"flash_attn_rocm {__version__} needs {TORCH_MIN_TEXT}, found torch "
-            f"{torch.__version__}: {type(error).__name__}: {error}"
-        )
+        if isinstance(error, ModuleNotFoundError) and error.name == _EXTENSION:
+            # Most often Python was started among the sources of an installed package.
+            unavailable = (
+                f"flash_attn_rocm {__version__} in {os.path.dirname(__file__)} has no "
+                "extension _C: `make build` builds it in a source tree; where pip "
+                "installed the package, start Python outside of the source tree"
+            )
+        else:
+            unavailable = (
+                f"flash_attn_rocm {__version__} needs {TORCH_MIN_TEXT}, found torch "
+                f"{torch.__version__}: {type(error).__name__}: {error}"
+            )
         logger.warning(
             "%s. scaled_dot_product_attention stays the stock one.", unavailable
         )

@@ -278,7 +278,7 @@ def text_of(report: dict[str, Any]) -> str:
             answers = ", ".join(f"{n} {a}" for a, n in fault["answers"].items())
             lines.append(f"  {kind:<10}{cells}  {answers}")
     reasons = ", ".join(f"{count} {name}" for name, count in report["reasons"].items())
-    lines += ["", f"  answered by: {reasons}"]
+    lines += ["", f"  passes answered by: {reasons}"]
     if report["fused_share_without_fault"] is not None:
         share = report["fused_share_without_fault"]
         lines.append(f"  fused, of good calls that were not struck: {share:.2%}")

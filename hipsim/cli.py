@@ -100,6 +100,9 @@ A.json lists the kernel's arguments in their order:
 Also {"i64": 5}, {"bytes": "00ff"} and, for a struct by value with pointers in it,
 {"struct": "00..", "pointers": [{"offset": 0, "buffer": "a.npy", "access": "rw"}]}.
 Paths are relative to A.json.
+
+Exit code: 0 it ran and nothing was found, 1 a fault or a finding (the report is on
+stderr), 2 usage or files.
 """
 
 

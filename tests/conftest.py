@@ -30,7 +30,6 @@ import helpers  # noqa: F401  first: the stand-in may take the place of _C
 
 import flash_attn_rocm as fa
 import hipsim
-from build_support import code_objects, compilers, products
 from flash_attn_rocm import _guard
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,6 +51,8 @@ def kernels_by():
     In a folder that tests and processes share, since it takes minutes. Those of the
     compiler that made what ships are the ones that ship.
     """
+    # Here: who tests an installed package has none of it on the path.
+    from build_support import code_objects, compilers, products
 
     def build(clang):
         environ = {"FA_CLANG": clang, "PATH": os.environ["PATH"]}

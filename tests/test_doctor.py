@@ -79,6 +79,7 @@ def test_nothing_is_claimed_of_a_card():
     ("changes", "name", "level", "words"),
     [
         ({"unavailable": "torch 2.0 is too old"}, "torch", "bad", "torch 2.0"),
+        ({"unavailable": "it has no extension _C"}, "extension", "bad", "_C"),
         ({"hip": None, "devices": ()}, "torch", "bad", "only the simulator"),
         ({"hip": "6.4.1", "blas": False}, "rocblas", "bad", "#4625"),
         ({"hip": "7.0.2", "blas": None}, "rocblas", "warn", "was not found"),

@@ -156,7 +156,7 @@ static hipError_t disassemble(const void *image, size_t bytes,
     if (kernel != NULL && only == NULL) {
         status = sim_fail(hipErrorNotFound,
                           "disassembly: kernel %s is not among the object's "
-                          "%zu",
+                          "%zu; `hipsim info` lists them",
                           kernel, object->kernel_count);
         goto done;
     }

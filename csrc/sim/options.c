@@ -28,7 +28,7 @@ typedef struct option_word {
 typedef struct option_row {
     const char *name, *variable;
     int64_t initial, lowest, highest;
-    const option_word *words; /* NULL: numbers only */
+    const option_word *words; /* NULL: numbers only; the first is `initial` */
     const char *expected;     /* for messages, if there are words */
 } option_row;
 
@@ -146,10 +146,13 @@ static void read_environment(void)
                 value = given;
             } else {
                 char range[64];
+                char initial[24];
+                (void)snprintf(initial, sizeof initial, "%lld",
+                               (long long)row->initial);
                 (void)fprintf(
-                    stderr, "hipsim: %s=%s: expected %s, using %lld\n",
+                    stderr, "hipsim: %s=%s: expected %s, using %s\n",
                     row->variable, text, expected(row, range, sizeof range),
-                    (long long)row->initial);
+                    row->words != NULL ? row->words[0].text : initial);
             }
         }
         atomic_store(&values[i], value);

@@ -250,9 +250,11 @@ HIPSIM_API hipError_t hipModuleGetFunction(hipFunction_t *function,
         if (kernel != NULL) {
             *function = &module->function[kernel - module->object->kernel];
         } else {
-            status = sim_fail(hipErrorNotFound,
-                              "kernel %s is not among the module's %zu", name,
-                              module->object->kernel_count);
+            status =
+                sim_fail(hipErrorNotFound,
+                         "kernel %s is not among the module's %zu; `hipsim "
+                         "info` lists them",
+                         name, module->object->kernel_count);
         }
     }
     sim_table_unlock();
