@@ -118,25 +118,24 @@ template <typename Number> static FA_DEVICE Number fa_bounded_bias(Number x)
     return lower ? (Number)FA_LOWEST_BIAS : x;
 }
 
-/* Bounds the biases of a lane where it matters, which is nearly nowhere: beside
- * one that is twice as high the bounded and the unbounded weigh nothing.  As
- * integers the bits of negative numbers ascend with size, above all others. */
+/* Bounds the biases of a lane, if some of the wave's is to be, which is nearly
+ * never.  Not by the highest of a row, beside which such a one would weigh
+ * nothing: that key may be hidden by another feature.  As integers the bits of
+ * negative numbers ascend with size, above all others. */
 template <int OWN>
 static FA_DEVICE void fa_bound_biases(float x[OWN][FA_WALKED])
 {
-    uint32_t lowest = 0; /* of the highest of each row */
+    uint32_t lowest = 0;
 
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        uint32_t highest = fa_bits<uint32_t>(x[i][0]);
 #pragma unroll
-        for (int j = 1; j < FA_WALKED; j++) {
+        for (int j = 0; j < FA_WALKED; j++) {
             uint32_t one = fa_bits<uint32_t>(x[i][j]);
-            highest = one < highest ? one : highest;
+            lowest = one > lowest ? one : lowest;
         }
-        lowest = highest > lowest ? highest : lowest;
     }
-    if (fa_any(lowest > fa_bits<uint32_t>(FA_LOWEST_BIAS / 2))) {
+    if (fa_any(lowest > fa_bits<uint32_t>(FA_LOWEST_BIAS))) {
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
             fa_keep_order(); /* comparisons take two scalar registers each */
