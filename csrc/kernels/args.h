@@ -73,11 +73,10 @@ enum {
     FA_PREPARED = 4     /* tensors that FA_PREPARE looks at: q k v dout */
 };
 
-/* Numbers of a query: its weight for a score s is
- * P = 2^((s - shift) * c + bias), and dS = P * (dP - delta), where s is the score
- * that softmax sees in units of q.k, and c = |scale| * log2(e).  With
- * fa_args.in_log2, where such units would be too large, s is times log2(e) and
- * c = 1. */
+/* Numbers of a query.  With s the score that softmax sees in units of q.k, and
+ * c = |scale| * log2(e), its weight is P = 2^((s - shift) * c + bias), and
+ * dS = P * (dP - delta).  With fa_args.in_log2, where such units would be too
+ * large, s is times log2(e) and c = 1. */
 enum {
     FA_SHIFT,
     FA_BIAS,
@@ -88,8 +87,8 @@ enum {
     FA_ROW_NUMBERS
 };
 
-/* What rounding takes from an fp16 is at most 16, and most of it would lie below
- * the smallest fp16 where the number itself is small. */
+/* What rounding takes from an fp16 is at most 16, and most of it would lie
+ * below the smallest fp16 where the number itself is small. */
 #define FA_LOW_SCALE 0x1p11f
 
 /* What FA_PREPARE finds out about 64 rows of one head of a tensor. */
@@ -219,8 +218,8 @@ enum {
     FA_ROTARY_HEADS = 4    /* of so many heads */
 };
 
-/* What can be accessed 16 bytes at a time.  Of q and k, each with its output: as
- * fa_args.wide, and a granule is turned whole or not at all. */
+/* What can be accessed 16 bytes at a time.  Of q and k, each with its
+ * output: as fa_args.wide, and a granule is turned whole or not at all. */
 enum {
     FA_ROTARY_WIDE_Q = 1 << 0,
     FA_ROTARY_WIDE_K = 1 << 1,

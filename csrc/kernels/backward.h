@@ -42,28 +42,8 @@
 #ifndef FA_KERNELS_BACKWARD_H
 #define FA_KERNELS_BACKWARD_H
 
-#include "gradient.h"
-#include "step.h"
 #include "tour.h"
-
-/* dQ has one set of sums, so registers to fetch owned rows early. */
-#define FA_BACKWARD_BASE(KIND, DIM, OWN, PASS)               \
-    fa_layout<KIND, DIM, OWN, 2,                             \
-              fa_shape<KIND, DIM, OWN>::CHUNKS == 1 ? 8 : 1, \
-              !(FA_IS_HALF(KIND) && (PASS) == FA_BACKWARD_Q && (DIM) <= 128)>
-
-template <int KIND, int DIM, int OWN, int PASS>
-struct fa_backward_layout : FA_BACKWARD_BASE(KIND, DIM, OWN, PASS) {
-    typedef FA_BACKWARD_BASE(KIND, DIM, OWN, PASS) base;
-    enum {
-        B_AT = base::STAYS ? (int)base::shape::OWN_BYTES : 0,
-        KEPT_AT = base::AREA_AT + /* behind the numbers of walked rows */
-            FA_WALKED_ARRAYS(KIND, PASS) * FA_WALK *
-                (int)sizeof(FA_NUMBER(KIND)),
-        UNDO_AT = base::END, /* FA_BF16: what undoes the scales of A and B */
-        LDS_BYTES = UNDO_AT + (KIND == FA_BF16 ? base::ROWS * 2 * 4 : 0)
-    };
-};
+#include "weigh.h"
 
 /* Stores sums[i] * factor as rows of a gradient. */
 template <int KIND, int DIM, int OWN, int LDS_BYTES>
@@ -95,226 +75,6 @@ fa_store_gradient(fa_args_in a, int view, uint32_t set, uint32_t place,
         } else if (row < rows) {
             fa_store_wide<KIND, DIM>(&to, row, x, tid);
         }
-    }
-}
-
-/* The dS of a query cancel in their sum, and in dQ for what its keys have in
- * common.  As they come, rounded to fp16 and with a delta of rounded numbers,
- * they do not; so what their sum lacks is added in the end, in one more step
- * over the first tile, to each key by its weight: a key of no weight may be of
- * any size.  In fp16 times 2^10, because it is so small.  fp64 has no lse_lo
- * that would tell whether these are all the keys of the row. */
-#define FA_EVENS_OUT(KIND, PASS) ((KIND) != FA_F64 && (PASS) == FA_BACKWARD_Q)
-#define FA_EVEN_SCALE(KIND) (FA_IS_HALF(KIND) ? 0x1p10f : 1.0f)
-
-/* Whether the pass can write row_sums. */
-#define FA_SUMS_ROWS(KIND, PASS, LEVEL)                                       \
-    ((FA_IS_HALF(KIND) || (KIND) == FA_EXACT16) && (PASS) == FA_BACKWARD_Q && \
-     (LEVEL) == FA_FULL)
-
-/* What a workgroup knows of itself while it walks. */
-template <int KIND, int DIM, int OWN, int PASS> struct fa_walk {
-    FA_NUMBER(KIND) first_sum[OWN][DIM / 8];  /* dK, or dQ: of dS and X */
-    FA_NUMBER(KIND) second_sum[OWN][DIM / 8]; /* dV: of P and Y */
-    fa_own_numbers<KIND, OWN> own;
-    float sum[OWN];   /* FA_EVENS_OUT: of a row's dS */
-    float exact[OWN]; /* FA_SUMS_ROWS: of them before they are rounded */
-    FA_NUMBER(KIND) scale_log2;
-    float lift;    /* see fa_lift */
-    float x_scale; /* FA_BF16: of columns of X, and of Y */
-    float y_scale;
-    bool with_first;
-    bool with_second;
-};
-
-/* FA_EVENS_OUT: instead of dP, what makes of P the part of each key. */
-template <int KIND, int DIM, int OWN, int PASS>
-static FA_DEVICE void fa_even_out(fa_walk<KIND, DIM, OWN, PASS> *walk,
-                                  const float p[OWN][FA_WALKED],
-                                  float dp[OWN][FA_WALKED], int keys)
-{
-    const float whole = FA_IS_HALF(KIND) ? FA_P_SCALE : 1.0f;
-    /* A quarter of a tile's usual part: of rows that look elsewhere the first
-     * tile's keys must not get more than their weights are worth. */
-    float least = whole * 16.0f / (float)(keys + FA_WALK - 1);
-
-#pragma unroll
-    for (int i = 0; i < OWN; i++) {
-        float due = walk->own.of[FA_DS_SUM][i] * walk->lift * whole;
-        float all = (due - fa_sum8(walk->sum[i])) * FA_EVEN_SCALE(KIND);
-        float weight = 0.0f;
-#pragma unroll
-        for (int j = 0; j < FA_WALKED; j++) {
-            weight += p[i][j];
-        }
-        weight = fa_sum8(weight);
-        float each = due == due ? all / fa_max(weight, least) : 0.0f;
-#pragma unroll
-        for (int j = 0; j < FA_WALKED; j++) {
-            dp[i][j] = each;
-        }
-        if constexpr (FA_IS_HALF(KIND)) {
-#pragma unroll
-            for (int e = 0; e < DIM / 8; e++) {
-                walk->first_sum[i][e] *= FA_EVEN_SCALE(KIND);
-            }
-        }
-    }
-}
-
-/* FA_FULL: the products of one step become scores and dP - delta.  kept: of
- * dropout, a bit i * 8 + j for each score; returns the same for those that are
- * seen.  `place` is of the queries. */
-template <int KIND, int DIM, int OWN, int PASS>
-static FA_DEVICE uint32_t fa_add_features(
-    const fa_walk<KIND, DIM, OWN, PASS> *walk,
-    FA_NUMBER(KIND) s[OWN][FA_WALKED], FA_NUMBER(KIND) dp[OWN][FA_WALKED],
-    fa_args_in a, fa_lds area, uint32_t place, int first, int walked,
-    bool masked, uint32_t kept, uint32_t tid)
-{
-    typedef FA_NUMBER(KIND) number;
-    number unit[OWN];
-    number per_unit[OWN];
-
-    if (a->seed != nullptr) {
-        fa_drop<OWN>(dp, kept);
-#pragma unroll
-        for (int i = 0; i < OWN; i++) {
-#pragma unroll
-            for (int j = 0; j < FA_WALKED; j++) {
-                dp[i][j] *= (number)a->keep_scale;
-            }
-        }
-    }
-    fa_take<KIND, OWN, PASS>(dp, FA_DELTA, &walk->own, area, tid);
-#pragma unroll
-    for (int i = 0; i < OWN; i++) {
-        unit[i] = walk->scale_log2;
-        per_unit[i] = (number)a->per_unit;
-    }
-    fa_make_scores<KIND, OWN, PASS>(s, dp, unit, per_unit, a, place, first,
-                                    walked, tid);
-    a = fa_again(a);
-    tid = fa_opaque(tid);
-    if (masked) {
-        fa_hide<KIND, OWN, FA_FULL, PASS, false>(s, dp, (number)-FA_INFINITY, a,
-                                                 first, walked, tid);
-    }
-    uint32_t seen = 0xffffffffu;
-    if (masked || fa_may_hide<FA_FULL>(a)) {
-#pragma unroll
-        for (int i = 0; i < OWN; i++) {
-            fa_keep_order(); /* comparisons take two scalar registers each */
-#pragma unroll
-            for (int j = 0; j < FA_WALKED; j++) {
-                bool hidden = s[i][j] == (number)-FA_INFINITY;
-                seen &= hidden ? ~(1u << (i * 8 + j)) : 0xffffffffu;
-            }
-        }
-    }
-    return seen;
-}
-
-/* FA_FULL: P and dP of what is not seen become 0, whatever they are: a row of
- * NaN must not reach keys that do not see it.  Packed rows: nor through the sums
- * over rows, from which NaN and Inf are kept out; they come back in P. */
-template <int KIND, int OWN, int PASS>
-static FA_DEVICE void fa_forget_unseen(FA_NUMBER(KIND) p[OWN][FA_WALKED],
-                                       FA_NUMBER(KIND) dp[OWN][FA_WALKED],
-                                       fa_args_in a, uint32_t seen)
-{
-    if (fa_any(seen != 0xffffffffu)) {
-        fa_drop<OWN>(p, seen);
-        fa_drop<OWN>(dp, seen);
-    }
-    if (PASS == FA_BACKWARD_KV && a->span_k != nullptr) {
-#pragma unroll
-        for (int i = 0; i < OWN; i++) {
-#pragma unroll
-            for (int j = 0; j < FA_WALKED; j++) {
-                p[i][j] += dp[i][j] - dp[i][j];
-            }
-        }
-    }
-}
-
-/* P and dS of one step, from its two products; or what is added to dS. */
-template <int KIND, int DIM, int OWN, int PASS, int LEVEL>
-static FA_DEVICE void
-fa_weigh(fa_walk<KIND, DIM, OWN, PASS> *walk, FA_NUMBER(KIND) s[OWN][FA_WALKED],
-         FA_NUMBER(KIND) dp[OWN][FA_WALKED], fa_weights<KIND> p[OWN],
-         fa_weights<KIND> ds[OWN], fa_args_in a, fa_lds lds, uint32_t place,
-         int first, int walked, bool masked, bool evening, uint32_t tid)
-{
-    typedef fa_backward_layout<KIND, DIM, OWN, PASS> L;
-    fa_lds area = lds + L::AREA_AT;
-    uint32_t kept = 0;
-    uint32_t seen = 0;
-
-    if constexpr (KIND == FA_BF16) {
-        fa_lds undo = lds + L::UNDO_AT;
-        fa_undo_scales<OWN>(s, undo, area, true, tid);
-        fa_undo_scales<OWN>(dp, undo + L::ROWS * 4, area, false, tid);
-        if (LEVEL == FA_PLAIN) {
-            fa_take<KIND, OWN, PASS>(dp, FA_DELTA, &walk->own, area, tid);
-        }
-    }
-    if constexpr (LEVEL == FA_FULL) {
-        if (a->seed != nullptr) {
-            kept = PASS == FA_BACKWARD_KV
-                       ? fa_get_kept<OWN>(lds + L::KEPT_AT, first, tid)
-                       : fa_own_kept<OWN>(a, place, first, walked, tid);
-        }
-        seen = fa_add_features(walk, s, dp, a, area, place, first, walked,
-                               masked, kept, fa_opaque(tid));
-        a = fa_again(a);
-        tid = fa_opaque(tid);
-    }
-    fa_exponentials<KIND, OWN, PASS>(s, &walk->own, area, walk->scale_log2,
-                                     tid);
-    if constexpr (LEVEL == FA_FULL) {
-        fa_forget_unseen<KIND, OWN, PASS>(s, dp, a, seen);
-    } else if (masked) {
-        a = fa_again(a);
-        fa_hide<KIND, OWN, LEVEL, PASS, true>(s, dp, 0, a, first, walked, tid);
-    }
-    float lift = walk->lift;
-    if constexpr (FA_EVENS_OUT(KIND, PASS)) {
-        if (evening) {
-            fa_even_out(walk, s, dp, a->seqlen_k);
-            lift = 1.0f;
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < OWN; i++) {
-        float exact = 0.0f;
-#pragma unroll
-        for (int j = 0; j < FA_WALKED; j++) {
-            dp[i][j] *= s[i][j];
-            if constexpr (FA_IS_HALF(KIND)) {
-                dp[i][j] *= lift;
-            }
-            exact += (float)dp[i][j];
-        }
-        fa_set_weights<KIND>(&ds[i], dp[i]);
-        if constexpr (FA_EVENS_OUT(KIND, PASS)) {
-            walk->sum[i] = fa_add_weights<KIND>(walk->sum[i], &ds[i]);
-            if (LEVEL == FA_FULL && a->softcap != 0) {
-                walk->sum[i] -= exact; /* what rounding took, no more */
-            }
-        }
-        if constexpr (FA_SUMS_ROWS(KIND, PASS, LEVEL)) {
-            walk->exact[i] += evening ? 0.0f : exact;
-        }
-    }
-    if constexpr (LEVEL == FA_FULL && PASS == FA_BACKWARD_KV) {
-        if (a->seed != nullptr) {
-            fa_drop<OWN>(s, kept);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < OWN; i++) {
-        fa_set_weights<KIND>(&p[i], s[i]);
     }
 }
 
@@ -376,9 +136,9 @@ fa_store_sums(fa_args_in a, const fa_walk<KIND, DIM, OWN, PASS> *walk,
     }
 }
 
-/* Whether NaN and Inf of a walked tile are kept out of LDS, because what some row
- * does not see must not reach it.  Of queries that is done for packed ones, where
- * rows of other sequences, or of none, share a tile. */
+/* Whether NaN and Inf of a walked tile are kept out of LDS, because what
+ * some row does not see must not reach it.  Of queries that is done for
+ * packed ones, where rows of other sequences, or of none, share a tile. */
 template <int LEVEL, int PASS>
 static FA_DEVICE bool fa_is_cleared(fa_args_in a, int first, int rows, int at)
 {
@@ -577,7 +337,8 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
         t = coming;
         walk_place = coming_place;
     }
-    /* Not `a` of the last step, which the compiler puts into vector registers. */
+    /* Not `a` of the last step, which the compiler puts into vector
+     * registers. */
     if constexpr (FA_SUMS_ROWS(KIND, PASS, LEVEL)) {
         a = fa_again(args);
         if (a->row_sums != nullptr) {

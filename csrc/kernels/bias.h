@@ -3,8 +3,9 @@
  *   dBias[b][h][i][j] = dS[b][h][i][j]   of backward.h, before softcap's slope
  *
  * or with row_sums what that adds up to over the keys, summed over the
- * dimensions in which the result is of size 1 (dbias has stride 0 there).  A workgroup owns one tile of the result and takes in what belongs to
- * it, batch by batch, head by head, tile by tile.
+ * dimensions in which the result is of size 1 (dbias has stride 0 there).  A
+ * workgroup owns one tile of the result and takes in what belongs to it, batch
+ * by batch, head by head, tile by tile.
  *
  * Shapes  dBias (B or 1, H or 1, Sq or 1, Sk or 1).
  * Types   sums fp32, or fp64; stored as the bias is.

@@ -289,10 +289,10 @@ static FA_DEVICE void fa_set_row(fa_args_in a, int64_t at, int head,
     to[FA_DS_SUM] = known ? sum : (Number)__builtin_nanf("");
 }
 
-/* The delta of query `at` from row_sums, and dsink by it.  That of the output
- * lacks what rounding took from the weights that made it; in dbias and dsink, if
- * they are fp32, this would be most of their error.  Of an lse that is of more
- * keys than these (without lse_lo) it cannot be told. */
+/* The delta of query `at` from row_sums, and dsink by it.  That of the
+ * output lacks what rounding took from the weights that made it; in dbias
+ * and dsink, if they are fp32, this would be most of their error.  Of an lse
+ * that is of more keys than these (without lse_lo) it cannot be told. */
 static FA_DEVICE void fa_correct_row(fa_args_in a, int64_t at, int head,
                                      float dlse)
 {
@@ -311,9 +311,9 @@ static FA_DEVICE void fa_correct_row(fa_args_in a, int64_t at, int head,
     }
 }
 
-/* fp32 and fp64: sum_d dO[d] O[d] in the very order in which the passes form dP
- * (fa_multiply_chunk), one lane a row.  Where the softmax is one key O is its V,
- * and dP - delta then 0 to the bit, as it should be. */
+/* fp32 and fp64: sum_d dO[d] O[d] in the very order in which the passes form
+ * dP (fa_multiply_chunk), one lane a row.  Where the softmax is one key O is
+ * its V, and dP - delta then 0 to the bit, as it should be. */
 template <typename Number>
 static FA_DEVICE Number fa_delta_in_order(fa_args_in a, int batch, int head,
                                           int64_t row, bool wide)

@@ -9,7 +9,8 @@
 
 /* -- visibility ------------------------------------------------------------ */
 
-/* Rows (of the other side) that a row sees: from <= n <= to, none if to < from. */
+/* Rows (of the other side) that a row sees: from <= n <= to, or if to < from
+ * none. */
 typedef struct fa_sight {
     int from;
     int to;

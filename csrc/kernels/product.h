@@ -12,7 +12,7 @@
 #ifndef FA_KERNELS_PRODUCT_H
 #define FA_KERNELS_PRODUCT_H
 
-#include "stage.h"
+#include "columns.h"
 
 enum { FA_WALKED = 8 }; /* rows of a step that one lane has */
 
