@@ -23,7 +23,8 @@ enum {
 typedef struct fa_store_entry {
     char kernel[FA_KERNEL_CHARS]; /* the kernel's symbol */
     uint64_t code_hash; /* of the code object it is in; an entry of another
-                         * hash is stale */
+                         * hash is stale.  0: of whatever code, since it was
+                         * opened by hand before that was known */
     uint32_t failures;  /* in a row */
     int64_t opened;     /* unix seconds */
     int64_t retry;      /* unix seconds, not before `opened`; may be tried again
