@@ -33,6 +33,11 @@ typedef struct fa_store_entry {
                                  * written as a space or '?' */
 } fa_store_entry;
 
+/* Whether `length` characters are an identity, or a kernel's symbol, that fits
+ * with its end: printable ASCII, and no space in a symbol. */
+bool fa_store_is_identity(const char *text, size_t length);
+bool fa_store_is_kernel(const char *text, size_t length);
+
 /* 64-bit FNV-1a. */
 uint64_t fa_store_hash(const void *data, size_t bytes);
 
