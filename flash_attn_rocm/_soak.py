@@ -9,6 +9,7 @@ SPDX-License-Identifier: BSD-3-Clause
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -196,7 +197,8 @@ class _Run:
             "raised": type(error).__name__ if error is not None else "",
             "wrong": verdict.wrong,
             "lost": verdict.lost,
-            "error": verdict.error,
+            # JSON has no infinity, which is that of a result not even alike.
+            "error": verdict.error if math.isfinite(verdict.error) else None,
             "complaint": complaint,
             "text": verdict.text,
         }

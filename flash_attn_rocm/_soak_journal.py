@@ -100,7 +100,7 @@ class Journal:
             FlashAttnError: the disk is full, or gone.
         """
         try:
-            self._file.write(json.dumps(line, allow_nan=True) + "\n")
+            self._file.write(json.dumps(line, allow_nan=False) + "\n")
             self._file.flush()
         except OSError as error:
             raise FlashAttnError(f"{self.path}: {error.strerror or error}") from error

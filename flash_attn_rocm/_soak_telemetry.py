@@ -10,6 +10,7 @@ SPDX-License-Identifier: BSD-3-Clause
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -45,9 +46,10 @@ def _text(path: Path) -> str:
 
 def _number(text: str) -> float | None:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         return None
+    return number if math.isfinite(number) else None
 
 
 class Sysfs:

@@ -5,7 +5,8 @@ of a small call or one head of a large one; each element has to lie within a bou
 what rounding can do, a wide one. A kernel that passes its tests and still gives a wrong
 number on a card is the card's fault, or the compiler's: its breaker opens, and the
 stock function answers the call. Calls with a NaN or infinity in them are left to the
-stock function too, and counted.
+stock function too, and counted. So are results that pass unchecked: for want of memory,
+or since scores are too large for a promise.
 
 SPDX-License-Identifier: BSD-3-Clause
 """
@@ -66,6 +67,10 @@ class Rejected(LaunchFailure):
     def __init__(self, reason: Reason, text: str) -> None:
         super().__init__(text)
         self.reason = reason
+
+
+class _Beyond(Exception):
+    """Nothing is promised of results of such scores."""
 
 
 class _State:
@@ -219,47 +224,42 @@ def _is_served(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return bool(q.numel() and k.numel() and v.numel())
 
 
-def _if_memory_allows(check: Callable[..., bool]) -> Callable[..., None]:
-    """A check that has no memory for its reference lets the result pass, counted.
-
-    Args:
-        check: says whether there was something to compare, which is counted too.
-    """
+def _as_far_as_possible(check: Callable[..., None]) -> Callable[..., None]:
+    """A check that cannot compare, for its scores or memory, lets pass and counts."""
 
     @functools.wraps(check)
     def checked(*args: Any) -> None:
         try:
             with torch.no_grad():
-                compared = check(*args)
-            _state.checked += compared
-        except torch.cuda.OutOfMemoryError:
+                check(*args)
+        except (_Beyond, torch.cuda.OutOfMemoryError):
             _state.unchecked += 1
 
     return checked
 
 
-@_if_memory_allows
+@_as_far_as_possible
 def check_forward(
     q: Tensor, k: Tensor, v: Tensor, features: Features, out: Tensor
-) -> bool:
+) -> None:
     """Compare a block of rows of `out`.
 
     Raises:
         Rejected: it is wrong, or the inputs are not finite.
     """
     if not _is_served(q, k, v):
-        return False
+        return
     if not _are_ordinary(q, k, v, features):
         _state.nonfinite += 1
         raise Rejected(Reason.NONFINITE, "an input has a NaN or an infinity")
     block = _Block(q, k, v, features, _rows_of(q, k))
     if block.largest > _BEYOND[q.dtype]:
-        return True
+        raise _Beyond
     p = block.dropped(block.p)
     got = block.of(out).to(out.dtype)
     if _differs(got, p @ block.v, block.dropped(block.of_p) @ block.v.abs()):
         _refuse("the output", q)
-    return True
+    _state.checked += 1
 
 
 def _one_head(
@@ -280,7 +280,7 @@ def _one_head(
     return cut
 
 
-@_if_memory_allows
+@_as_far_as_possible
 def check_backward(
     q: Tensor,
     k: Tensor,
@@ -289,7 +289,7 @@ def check_backward(
     dout: Tensor,
     dlse: Tensor | None,
     grads: tuple[Tensor | None, ...],
-) -> bool:
+) -> None:
     """Compare dQ, dK and dV, as far as they are there.
 
     All of a call of at most 4 million scores; else of one head, if that has no more
@@ -299,9 +299,9 @@ def check_backward(
         Rejected: one is wrong.
     """
     if not _is_served(q, k, v) or not _are_ordinary(q, k, v, features):
-        return False
+        return
     if not _all_finite(dout) or (dlse is not None and not _all_finite(dlse)):
-        return False
+        return
     parts: list[Any] = [q, k, v, dout, dlse, *grads[:3]]
     if _all_rows(q, k) is None:
         parts = _one_head(parts, k.size(1), features)
@@ -313,7 +313,7 @@ def check_backward(
     for some in [_rows_of(q, k)] if rows is None else rows:
         block = _Block(q, k, v, features, some)
         if block.largest > _BEYOND_GRADIENTS:
-            return True
+            raise _Beyond
         p, do = block.p, block.of(dout)
         ds, error = _score_gradient(block, do, dlse, q.dtype in _ops.HALVES)
         size = abs(scale) * error
@@ -326,15 +326,11 @@ def check_backward(
         size_k += size.mT @ block.q.abs()
         want_v += p.mT @ do
         size_v += block.dropped(block.of_p).mT @ do.abs()
-    if rows is None:
-        return True
-    for name, got, want, bound in (
-        ("dk", dk, want_k, size_k),
-        ("dv", dv, want_v, size_v),
-    ):
+    sums = [("dk", dk, want_k, size_k), ("dv", dv, want_v, size_v)]
+    for name, got, want, bound in sums if rows is not None else ():
         if got is not None and _differs(got, want, bound):
             _refuse(name, q)
-    return True
+    _state.checked += 1
 
 
 def _score_gradient(

@@ -5,7 +5,10 @@ SPDX-License-Identifier: BSD-3-Clause
 
 from __future__ import annotations
 
+import fcntl
 import textwrap
+import threading
+import time
 
 import pytest
 import torch
@@ -29,6 +32,11 @@ def call_fwd(q, k, v, seed=EMPTY, dropout_p=0.0):
     )
 
 
+class Numberless:
+    def __index__(self):
+        raise KeyError("none")
+
+
 class Truthless:
     def __bool__(self):
         raise ArithmeticError("no truth")
@@ -50,21 +58,28 @@ def restore():
 
 REFUSED = {
     "device's count": (C.guard_device, (1,), TypeError, "expected 3 positional"),
-    "device's type": (C.guard_device, ("x", 0, None), TypeError, ""),
+    "device's type": (
+        C.guard_device,
+        ("x", 0, None),
+        TypeError,
+        "device_type: expected a whole number of 32 bits, got 'x'",
+    ),
+    "device's index": (C.guard_device, (0, 1.5, None), TypeError, "device_index: exp"),
+    "device's own error": (C.guard_device, (Numberless(), 0, None), KeyError, "none"),
     "device's arch": (C.guard_device, (0, 0, "x" * 99), RuntimeError, "arch: expected"),
     "no arguments": (C.guard, (), TypeError, "guard: expected 7 positional"),
     "mode": (C.guard, policy(mode="on"), ValueError, "async or sync, got 'on'"),
     "mode's type": (C.guard, policy(mode=1), ValueError, "mode: expected off, async"),
     "factor": (C.guard, policy(factor=0.0), ValueError, "factor: expected a number"),
     "factor nan": (C.guard, policy(factor=float("nan")), ValueError, "factor: "),
-    "factor's type": (C.guard, policy(factor="x"), TypeError, "must be real number"),
+    "factor's type": (C.guard, policy(factor="x"), TypeError, "factor: expected a"),
     "floor": (
         C.guard,
         policy(floor_ms=-1.0),
         ValueError,
         "floor_ms: expected a number",
     ),
-    "floor's type": (C.guard, policy(floor_ms="x"), TypeError, "must be real number"),
+    "floor's type": (C.guard, policy(floor_ms="x"), TypeError, "floor_ms: expected"),
     "cooldown": (C.guard, policy(cooldown_s=-2.0), ValueError, "cooldown_s: expected"),
     "abort": (C.guard, policy(abort=Truthless()), ArithmeticError, "no truth"),
     "dir": (C.guard, policy(dir=1), TypeError, ""),
@@ -79,8 +94,8 @@ REFUSED = {
     "trip's text": (C.breaker_trip, ("sim", "\udcff", ""), UnicodeError, ""),
     "device": (C.breaker_trip, ("tpu:0", "k", ""), ValueError, "device: expected one"),
     "trip's count": (C.breaker_trip, ("",) * 5, TypeError, "expected 4 positional"),
-    "trip's time": (C.breaker_trip, ("sim", "k", "", "x"), TypeError, "real number"),
-    "wanted": (C.workspace, (0, *[(1, 1, 2, 8)] * 3, "x"), TypeError, ""),
+    "trip's time": (C.breaker_trip, ("sim", "k", "", "x"), TypeError, "cooldown_s"),
+    "wanted": (C.workspace, (0, *[(1, 1, 2, 8)] * 3, "x"), TypeError, "wanted: "),
     "kernel": (C.breaker_trip, ("sim", "k", ""), C.Error, "kernel: expected one that"),
     "reset": (C.breaker_reset, (1,), TypeError, "kernel: expected a str, got 1"),
     "list": (C.store_list, (None,), TypeError, "dir: expected a path, got None"),
@@ -95,8 +110,17 @@ REFUSED = {
     "its sizes": (C.workspace, (0, (1,), (1,), (1,), 0), TypeError, "q_size: expected"),
     "load": (C.load, (0,), TypeError, "expected 3 positional arguments"),
     "its dtype": (C.load, (0, 0, "gfx906", 9), ValueError, "dtype: expected 0..3"),
-    "its dtype's type": (C.load, (0, 0, "gfx906", "x"), TypeError, ""),
+    "its dtype's type": (C.load, (0, 0, "gfx906", "x"), TypeError, "dtype: exp"),
     "its device": (C.load, (1 << 40, 0, "gfx906"), OverflowError, "of 32 bits"),
+    "its huge device": (C.load, (1 << 80, 0, "x"), OverflowError, "device_type: exp"),
+    "its huge size": (
+        C.workspace,
+        (0, (1 << 70, 1, 1, 8), *[(1, 1, 2, 8)] * 2, 1),
+        OverflowError,
+        "q_size: expected a whole number of 64 bits, got ",
+    ),
+    "scale": (C.plan, (0, 16, 16, 16, *SHAPES, "x", 0), TypeError, "scale: expected a"),
+    "causal": (C.plan, (0, 16, 16, 16, *SHAPES, 1.0, "x"), TypeError, "causal: expect"),
     "its name": (C.load, (0, 0, "x" * 99), RuntimeError, "arch: expected a name such"),
     "its name's text": (C.load, (0, 0, "\udcff"), UnicodeError, ""),
     "bf16": (
@@ -106,7 +130,7 @@ REFUSED = {
         "bf16: expected auto or strict, got fast",
     ),
     "rotary": (C.rotary, (0,), TypeError, "expected 24 positional arguments"),
-    "dtype": (C.plan, ("x", 16, 16, 16, *SHAPES, 1.0, 0), TypeError, ""),
+    "dtype": (C.plan, ("x", 16, 16, 16, *SHAPES, 1.0, 0), TypeError, "dtype: expect"),
 }
 
 
@@ -230,3 +254,21 @@ def test_a_device_that_cannot_be_reached_is_not_known():
     C.configure(config.code_dir, simulator_path(), "off", lambda: None)
     with pytest.raises(RuntimeError, match="mode: expected one that runs kernels"):
         C.guard_device(0, 0, "gfx906")
+
+
+def test_other_threads_run_while_the_store_is_waited_for(tmp_path):
+    """A lock that another thread is about to give back is no reason to fail."""
+    tmp_path.chmod(0o700)
+    assert C.store_reset(tmp_path) == 0  # makes nothing
+    answers = []
+    with open(tmp_path / "breakers.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        thread = threading.Thread(
+            target=lambda: answers.append(C.store_reset(tmp_path))
+        )
+        thread.start()
+        time.sleep(0.3)
+        assert thread.is_alive() and not answers
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        thread.join()
+    assert answers == [0]

@@ -68,7 +68,7 @@ def test_each_row_of_the_table_is_served_with_its_labels():
         ("guard_misses_total", 2),
         ("guard_deadline_floor_seconds", 2),
         ("guard_quarantined_calls", 5),
-        ("verify_unchecked_calls_total", 8),
+        ("verify_unchecked_calls_total", 2),
         ("verify_mismatches_total", 1),
         ('nonfinite_gradients_total{tensor="q"}', 1),
         ("enabled", 1),

@@ -73,6 +73,7 @@ def fault():
         ("forward float64 d64 full", "fa_fwd_f64_d64_full"),
         ("backward float32 d64 plain", "fa_bwd_kv_f32_d64_plain"),
         ("backward float32 d64 full", "fa_bwd_q_f32_d64_full"),
+        ("backward float16 d64 full", "fa_bwd_bias_exact16_d64_full"),
     ],
 )
 def test_flipped_bits_of_lds_are_wrong_and_blamed_on_their_kernel(
@@ -83,6 +84,25 @@ def test_flipped_bits_of_lds_are_wrong_and_blamed_on_their_kernel(
     assert list(wrong) == [kernel]
     fault("")
     assert _selftest_cases.run(family(name), "cpu") == {}
+
+
+@needs_simulator
+@pytest.mark.parametrize("softcap", [5.0, 0.0])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_wrong_dsink_is_blamed_on_the_kernel_that_corrects_delta(
+    simulated, monkeypatch, dtype, softcap
+):
+    stock = _ops.backward_op
+
+    def wrong(*given):
+        made = list(stock(*given))
+        if any(isinstance(x, float) and x == 5.0 for x in given) == bool(softcap):
+            made[4] = 2 * made[4]
+        return made
+
+    monkeypatch.setattr(_ops, "backward_op", wrong)
+    (kernel,) = _selftest_cases.run(family(f"backward {dtype} d64 full"), "cpu")
+    assert kernel.startswith("fa_bwd_bias_" if softcap else "fa_bwd_q_")
 
 
 @needs_simulator

@@ -6,6 +6,7 @@ SPDX-License-Identifier: BSD-3-Clause
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
@@ -249,6 +250,17 @@ def test_a_full_disk_ends_the_soak_with_one_line(soak, monkeypatch):
 
     monkeypatch.setattr(_soak_journal.Journal, "_begin", begin)
     assert "No space left" in refused(soak(*FEW))
+
+
+def test_a_result_of_another_kind_is_told_in_json_that_all_can_read(
+    soak, tmp_path, monkeypatch
+):
+    """It is infinitely wrong, and JSON has no infinity."""
+    monkeypatch.setattr(_soak_check, "_error_of", lambda *_: math.inf)
+    assert soak(*FEW, "--report", tmp_path / "report")[0] == 1
+    for name in ("journal", "report"):
+        text = (tmp_path / name).read_text("utf-8")
+        assert "Infinity" not in text and '"error": null' in text
 
 
 def test_two_soaks_do_not_share_a_journal(soak, tmp_path):

@@ -85,8 +85,9 @@ def test_cards_of_others_and_outputs_are_left_alone(card, tmp_path):
     assert [found.parent.name for found in Sysfs(root).cards] == ["card0"]
 
 
-def test_a_sensor_that_says_nothing_is_no_sensor(card):
-    root = card(hwmon__hwmon0__temp1_input="", pp_dpm_sclk="asleep")
+@pytest.mark.parametrize("said", ["", "inf", "nan"])
+def test_a_sensor_that_says_nothing_is_no_sensor(card, said):
+    root = card(hwmon__hwmon0__temp1_input=said, pp_dpm_sclk="asleep")
     assert Sysfs(root).sample() == {"temperature": {}, "mhz": {}, "errors": {}}
 
 

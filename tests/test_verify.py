@@ -65,17 +65,55 @@ def test_right_results_with_features_pass(features):
     assert counts()["mismatches"] == before["mismatches"]
 
 
+def small_call_with_bias(dtype, low):
+    """Row 4 has nothing but `low`, row 5 for half of its keys, the others nothing."""
+    tensors = [t.requires_grad_() for t in qkv(1, 2, 9, 16, dtype=dtype)]
+    bias = torch.zeros(9, 9, dtype=dtype)
+    bias[4], bias[5, :5] = low, low
+    return tensors, bias
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_right_results_pass_where_a_bias_is_far_larger_than_the_scores(dtype):
+    """As checked, but for gradients of scores of which nothing is promised."""
     lowest = torch.finfo(dtype).min
     for low in (-1e4, -3e4, -(2.0**20), -(2.0**31), lowest):
-        tensors = [t.requires_grad_() for t in qkv(1, 2, 9, 16, dtype=dtype)]
-        bias = torch.zeros(9, 9, dtype=dtype)
-        bias[4], bias[5, :5] = max(low, lowest), max(low, lowest)
+        low = max(low, lowest)
+        tensors, bias = small_call_with_bias(dtype, low)
+        unchecked = int(low <= -(2.0**20))
         before = counts()
         fa.attention(*tensors, bias=bias).square().sum().backward()
-        assert counts()["checked"] - before["checked"] == 2
-        assert counts()["mismatches"] == before["mismatches"]
+        assert counts() == {
+            **before,
+            "checked": before["checked"] + 2 - unchecked,
+            "unchecked": before["unchecked"] + unchecked,
+        }
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("low", [-1e4, -3e4, -(2.0**31)])
+def test_wrong_results_are_found_beside_a_bias_that_is_far_larger(dtype, low):
+    (q, k, v), bias = small_call_with_bias(dtype, max(low, torch.finfo(dtype).min))
+    features = Features(scale=0.25, bias=bias.expand(1, 2, 9, 9))
+    out = fa.attention(q, k, v, bias=bias)
+    dout = torch.randn_like(out)
+    grads = torch.autograd.grad(out, (q, k, v), dout)
+    out = out.detach().clone()
+    out[0, 1, 0, 3] += 0.5
+    before = counts()
+    with pytest.raises(_verify.Rejected, match="the output"):
+        _verify.check_forward(q, k, v, features, out)
+    changes = {"checked": 1, "mismatches": 1}
+    grads[0][0, 1, 0, 3] += 0.5
+    gradients = (q, k, v, features, dout, None, grads)
+    if low < -(2.0**20) and dtype is not torch.float16:
+        _verify.check_backward(*gradients)
+        changes["unchecked"] = 1
+    else:
+        with pytest.raises(_verify.Rejected, match="dq"):
+            _verify.check_backward(*gradients)
+        changes = {"checked": 2, "mismatches": 2}
+    assert counts() == {**before, **{n: before[n] + c for n, c in changes.items()}}
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -97,7 +135,9 @@ def test_right_results_pass_where_weights_are_tiny(seed):
 def test_scores_of_which_nothing_is_promised_open_no_breaker(dtype):
     tensors = [t.requires_grad_() for t in qkv(1, 2, 70, 64, dtype=dtype)]
     huge = [tensors[0] * 1e20, tensors[1] * 1e20, tensors[2]]
+    before = counts()
     fa.attention(*huge).sum().backward()
+    assert counts() == {**before, "unchecked": before["unchecked"] + 2}
     assert not fa.status()["breakers"]
 
 

@@ -61,15 +61,21 @@ static void set(fa_breaker *b, ptrdiff_t row, fa_breaker_state state)
                           memory_order_release);
 }
 
+/* Whether an entry is of this kernel; a hash that is not known rules out none. */
+static bool is_of(const fa_store_entry *e, const char *kernel,
+                  uint64_t code_hash)
+{
+    return (e->code_hash == code_hash || e->code_hash == 0 || code_hash == 0) &&
+           strcmp(e->kernel, kernel) == 0;
+}
+
 /* What the disk said of a row when the process started. */
 static void look_up(fa_breaker *b, ptrdiff_t row, uint64_t code_hash)
 {
     fa_breaker_state state = FA_BREAKER_CLOSED;
     for (size_t i = 0; i < b->stored_count; i++) {
-        const fa_store_entry *e = &b->stored[i];
-        if (e->code_hash == code_hash &&
-            strcmp(e->kernel, fa_variants[row].symbol) == 0) {
-            b->entry[row] = *e;
+        if (is_of(&b->stored[i], fa_variants[row].symbol, code_hash)) {
+            b->entry[row] = b->stored[i];
             state = FA_BREAKER_OPEN;
         }
     }
@@ -90,7 +96,7 @@ fa_status fa_breaker_ask(fa_breaker *b, ptrdiff_t row, uint64_t code_hash,
     if (b->state[row] == FA_BREAKER_UNKNOWN) {
         look_up(b, row, code_hash);
     }
-    b->hash[row] = code_hash; /* unknown if it was opened by hand */
+    b->hash[row] = code_hash;
     const fa_store_entry *e = &b->entry[row];
     const int64_t now = now_s();
     /* Before it was opened: somebody set the clock back. */
@@ -175,8 +181,7 @@ void fa_breaker_blame(const char *dir, const char *identity, const char *kernel,
     size_t count = 0;
     (void)fa_store_read(dir, identity, entries, FA_STORE_MAX, &count, &ignored);
     for (size_t i = 0; i < count; i++) {
-        if (strcmp(entries[i].kernel, kernel) == 0 &&
-            entries[i].code_hash == code_hash) {
+        if (is_of(&entries[i], kernel, code_hash)) {
             blamed = entries[i];
         }
     }
@@ -189,6 +194,9 @@ static void open_row(fa_breaker *b, ptrdiff_t row, int64_t cooldown_ns,
                      const char *cause)
 {
     assert(row >= 0 && row < FA_VARIANT_COUNT);
+    if (b->state[row] == FA_BREAKER_UNKNOWN) { /* by hand */
+        look_up(b, row, b->hash[row]);
+    }
     fail(&b->entry[row], fa_variants[row].symbol, b->hash[row], cooldown_ns,
          cause);
     set(b, row, FA_BREAKER_OPEN);
@@ -220,7 +228,9 @@ void fa_breaker_reset(fa_breaker *b, const char *kernel)
         if ((kernel == NULL || strcmp(kernel, fa_variants[row].symbol) == 0) &&
             b->state[row] != FA_BREAKER_UNKNOWN) {
             b->entry[row] = (fa_store_entry){.failures = 0};
-            set(b, row, FA_BREAKER_CLOSED);
+            /* The first call still has to tell the hash of the code. */
+            set(b, row,
+                b->hash[row] == 0 ? FA_BREAKER_UNKNOWN : FA_BREAKER_CLOSED);
         }
     }
     for (size_t i = 0; i < b->stored_count; i++) { /* of the unknown ones */

@@ -36,7 +36,7 @@ typedef struct fa_breaker {
     const char *dir;                  /* NULL: nothing is kept on disk */
     _Atomic uint32_t state[FA_VARIANT_COUNT]; /* fa_breaker_state */
     pthread_mutex_t lock;                     /* of all that follows */
-    uint64_t hash[FA_VARIANT_COUNT];          /* of the code, once asked for */
+    uint64_t hash[FA_VARIANT_COUNT];          /* of the code; 0: not asked */
     fa_store_entry entry[FA_VARIANT_COUNT];   /* of what is not closed */
     fa_store_entry stored[FA_STORE_MAX];      /* as read at the start */
     size_t stored_count;

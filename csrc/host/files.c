@@ -41,8 +41,9 @@ static fa_status check_trust(int fd, const char *name, mode_t kind,
     }
     if ((info.st_mode & S_IFMT) != kind) {
         return fa_fail(error, FA_EUNSUPPORTED,
-                       "%s: expected a file, got something else (mode %06o)",
-                       name, (unsigned)info.st_mode);
+                       "%s: expected a %s, got something else (mode %06o)",
+                       name, kind == S_IFDIR ? "folder" : "file",
+                       (unsigned)info.st_mode);
     }
     if (info.st_uid != geteuid()) {
         return fa_fail(error, FA_EUNSUPPORTED,
@@ -271,14 +272,14 @@ void fa_folder_unlock(int lock)
     }
 }
 
-fa_status fa_folder_list(int folder, const char *prefix, fa_folder_visit *visit,
-                         void *context, fa_error *error)
+fa_status fa_folder_list(int folder, const char *dir, const char *prefix,
+                         fa_folder_visit *visit, void *context, fa_error *error)
 {
     /* Opened anew, since a copy would share its position in the list. */
     int copy = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *list = copy < 0 ? NULL : fdopendir(copy);
     if (list == NULL) {
-        fa_status status = fa_file_fail(error, "dir", "to list it");
+        fa_status status = fa_file_fail(error, dir, "to list it");
         if (copy >= 0) {
             close(copy);
         }

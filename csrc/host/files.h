@@ -26,10 +26,12 @@ fa_status fa_folder_lock(int folder, const char *name, int wait_ms, int *lock,
                          fa_error *error);
 void fa_folder_unlock(int lock);
 
-/* Calls `visit` for each name in it that starts with `prefix`. */
+/* Calls `visit` for each name in it that starts with `prefix`; `dir` is what an
+ * error calls it. */
 typedef void fa_folder_visit(void *context, const char *name);
-fa_status fa_folder_list(int folder, const char *prefix, fa_folder_visit *visit,
-                         void *context, fa_error *error);
+fa_status fa_folder_list(int folder, const char *dir, const char *prefix,
+                         fa_folder_visit *visit, void *context,
+                         fa_error *error);
 
 /* open(2) with `flags`; files are created with mode 0600.  *file is -1 on
  * failure, and with FA_OK where there is no such file. */

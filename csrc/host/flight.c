@@ -22,9 +22,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-enum { KERNEL_CHARS = 128, NAME_CHARS = 256 /* as file systems allow */ };
+enum { NAME_CHARS = 256 /* as file systems allow */ };
 
 /* Sweeping calls back, to write some breakers to the disk: tens of ms each. */
 enum { LOCK_MS = 10000 };
@@ -38,7 +39,7 @@ typedef struct slot {
     _Atomic uint32_t state;
     uint32_t device; /* in image.identity */
     uint64_t code_hash;
-    char kernel[KERNEL_CHARS];
+    char kernel[FA_KERNEL_CHARS];
 } slot;
 
 typedef struct image {
@@ -162,6 +163,12 @@ static bool lock_file(int file)
     return fcntl(file, F_SETLK, &all) == 0;
 }
 
+static bool is_taken(int folder, const char *name)
+{
+    struct stat info;
+    return fstatat(folder, name, &info, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
 /* Under the folder's lock: a sweep must not see the file before its owner
  * holds the lock of it. */
 static fa_status create(fa_flight *flight, fa_error *error)
@@ -171,17 +178,17 @@ static fa_status create(fa_flight *flight, fa_error *error)
     if (status != FA_OK) {
         return status;
     }
-    for (int i = 0; flight->file < 0; i++) {
-        char name[NAME_CHARS];
-        snprintf(name, sizeof name, "%.200s%d", own, i);
-        status = fa_file_open(flight->folder, name, O_RDWR | O_CREAT | O_EXCL,
-                              &flight->file, error);
-        if (status == FA_OK) {
-            memcpy(flight->name, name, sizeof name); /* ours to remove */
-        } else if (errno != EEXIST || i == FILES_OF_PROCESS - 1) {
-            return status;
-        }
+    char name[NAME_CHARS];
+    int number = 0;
+    do {
+        snprintf(name, sizeof name, "%.200s%d", own, number++);
+    } while (number < FILES_OF_PROCESS && is_taken(flight->folder, name));
+    status = fa_file_open(flight->folder, name, O_RDWR | O_CREAT | O_EXCL,
+                          &flight->file, error);
+    if (status != FA_OK) {
+        return status;
     }
+    memcpy(flight->name, name, sizeof name); /* ours to remove */
     if (!lock_file(flight->file)) {
         return fa_file_fail(error, flight->name, "to lock it");
     }
@@ -297,7 +304,7 @@ int fa_flight_mark(fa_flight *flight, int device, const char *kernel,
                 memory_order_relaxed)) {
             continue;
         }
-        const size_t length = strnlen(kernel, KERNEL_CHARS - 1);
+        const size_t length = strnlen(kernel, FA_KERNEL_CHARS - 1);
         memcpy(s->kernel, kernel, length);
         s->kernel[length] = '\0';
         s->device = (uint32_t)device;
@@ -334,28 +341,16 @@ typedef struct sweep {
     void *context;
 } sweep;
 
-/* An identity: printable, ended, not empty. */
-static bool is_identity(const char *identity)
+/* Whether a slot names a kernel and a device as this library writes them. */
+static bool is_whole(const image *content, const slot *one)
 {
-    const size_t length = strnlen(identity, FA_IDENTITY_CHARS);
-    for (size_t i = 0; i < length; i++) {
-        if (identity[i] < ' ' || identity[i] > '~') {
-            return false;
-        }
+    if (one->device >= FA_FLIGHT_DEVICES) {
+        return false;
     }
-    return length > 0 && length < FA_IDENTITY_CHARS;
-}
-
-/* A symbol: printable, without spaces, ended. */
-static bool is_kernel(const char *kernel)
-{
-    const size_t length = strnlen(kernel, KERNEL_CHARS);
-    for (size_t i = 0; i < length; i++) {
-        if (kernel[i] <= ' ' || kernel[i] > '~') {
-            return false;
-        }
-    }
-    return length > 0 && length < KERNEL_CHARS;
+    const char *identity = content->identity[one->device];
+    return fa_store_is_kernel(one->kernel,
+                              strnlen(one->kernel, FA_KERNEL_CHARS)) &&
+           fa_store_is_identity(identity, strnlen(identity, FA_IDENTITY_CHARS));
 }
 
 /* Whether it is done with.  Read rather than mapped: a file that was cut short
@@ -376,9 +371,7 @@ static bool blame_file(const sweep *s, int file, const char *name)
     for (int i = 0; i < FA_FLIGHT_SLOTS; i++) {
         const slot *one = &content.slot[i];
         const uint32_t state = one->state;
-        if ((state == LATE || state == ABORTED) && is_kernel(one->kernel) &&
-            one->device < FA_FLIGHT_DEVICES &&
-            is_identity(content.identity[one->device])) {
+        if ((state == LATE || state == ABORTED) && is_whole(&content, one)) {
             s->blame(s->context, content.identity[one->device], one->kernel,
                      one->code_hash,
                      state == LATE ? "late when its process ended"
@@ -420,7 +413,7 @@ fa_status fa_flight_sweep(const char *dir, fa_flight_blame *blame,
         status = fa_folder_lock(s.folder, lock_name, LOCK_MS, &lock, error);
     }
     if (status == FA_OK) {
-        status = fa_folder_list(s.folder, prefix, sweep_one, &s, error);
+        status = fa_folder_list(s.folder, dir, prefix, sweep_one, &s, error);
     }
     fa_folder_unlock(lock);
     close(s.folder);

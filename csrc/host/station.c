@@ -1,7 +1,7 @@
 /* station.c: see station.h.
  *
  * Stations are only ever added, at the end of a list that is read without a
- * lock.
+ * lock; so are flight files.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #define _POSIX_C_SOURCE 200809L
@@ -47,7 +47,7 @@ void fa_stations_close(fa_stations *all)
         close_station(station);
     }
     for (int i = 0; i < FA_FOLDERS; i++) {
-        fa_flight_close(all->folder[i].flight);
+        fa_flight_close(atomic_load(&all->folder[i].flight));
         free(all->folder[i].dir);
     }
 }
@@ -83,8 +83,7 @@ static void forget_parents_calls(fa_stations *all)
         }
     }
     for (int i = 0; i < FA_FOLDERS; i++) {
-        fa_flight_forked(all->folder[i].flight);
-        all->folder[i].flight = NULL;
+        fa_flight_forked(atomic_exchange(&all->folder[i].flight, NULL));
     }
 }
 
@@ -123,20 +122,22 @@ static fa_flight *get_flight(fa_stations *all, int which, int64_t cooldown_ns,
                              fa_error *complaint)
 {
     const char *dir = all->folder[which].dir;
-    fa_flight **flight = &all->folder[which].flight;
+    fa_flight *flight = atomic_load(&all->folder[which].flight);
     judge j = {dir, cooldown_ns};
-    if (dir == NULL || *flight != NULL) {
-        return *flight;
+    if (dir == NULL || flight != NULL) {
+        return flight;
     }
     if (fa_flight_sweep(dir, blame, &j, complaint) == FA_OK &&
-        fa_flight_open(dir, flight, complaint) == FA_OK) {
-        complaint->text[0] = '\0'; /* of a name that was taken */
+        fa_flight_open(dir, &flight, complaint) == FA_OK) {
         /* An abort is noted in one file: that of GPUs, if there is one. */
-        if (which == OF_GPUS || all->folder[OF_GPUS].flight == NULL) {
-            (void)fa_flight_note_aborts(*flight, complaint);
+        if (which == OF_GPUS ||
+            atomic_load(&all->folder[OF_GPUS].flight) == NULL) {
+            (void)fa_flight_note_aborts(flight, complaint);
         }
+        atomic_store_explicit(&all->folder[which].flight, flight,
+                              memory_order_release);
     }
-    return *flight;
+    return flight;
 }
 
 /* With the lock. */
@@ -227,7 +228,7 @@ void fa_stations_retire(fa_stations *all)
 {
     (void)pthread_mutex_lock(&all->lock);
     for (int i = 0; i < FA_FOLDERS; i++) {
-        fa_flight_retire(all->folder[i].flight);
+        fa_flight_retire(atomic_load(&all->folder[i].flight));
     }
     (void)pthread_mutex_unlock(&all->lock);
 }
@@ -235,7 +236,8 @@ void fa_stations_retire(fa_stations *all)
 void fa_stations_unmark(fa_stations *all)
 {
     for (int i = 0; i < FA_FOLDERS; i++) {
-        fa_flight *flight = all->folder[i].flight;
+        fa_flight *flight =
+            atomic_load_explicit(&all->folder[i].flight, memory_order_acquire);
         for (int slot = 0; slot < FA_FLIGHT_SLOTS && flight != NULL; slot++) {
             fa_flight_clear(flight, slot);
         }

@@ -33,12 +33,12 @@ struct fa_station {
 enum { FA_FOLDERS = 2 };
 
 typedef struct fa_stations {
-    pthread_mutex_t lock; /* of adding one, and of the flight files */
+    pthread_mutex_t lock; /* of adding one, and a flight file with the first */
     _Atomic(fa_station *) first;
     struct {
-        char *dir;         /* NULL: nowhere */
-        fa_flight *flight; /* opened with the first station */
-    } folder[FA_FOLDERS];  /* of GPUs; of all else */
+        char *dir;                   /* NULL: nowhere */
+        _Atomic(fa_flight *) flight; /* NULL: none yet */
+    } folder[FA_FOLDERS];            /* of GPUs; of all else */
 } fa_stations;
 
 /* `stations` is zeroed.  The folders are copied; NULL: nothing is kept. */

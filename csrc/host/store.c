@@ -327,7 +327,7 @@ static fa_status walk_folder(const char *dir, walk *w, fa_error *error)
     w->error = error;
     status = reset ? lock_store(&w->s, error) : FA_OK;
     if (status == FA_OK) {
-        status = fa_folder_list(w->s.folder, prefix,
+        status = fa_folder_list(w->s.folder, dir, prefix,
                                 reset ? reset_one : list_one, w, error);
     }
     close_store(&w->s);

@@ -23,7 +23,8 @@ enum {
 typedef struct fa_store_entry {
     char kernel[FA_KERNEL_CHARS]; /* the kernel's symbol */
     uint64_t code_hash; /* of the code object it is in; an entry of another
-                         * hash is stale */
+                         * hash is stale.  0: of whatever code, since it was
+                         * opened by hand before that was known */
     uint32_t failures;  /* in a row */
     int64_t opened;     /* unix seconds */
     int64_t retry;      /* unix seconds, not before `opened`; may be tried again
@@ -31,6 +32,11 @@ typedef struct fa_store_entry {
     char cause[FA_CAUSE_CHARS]; /* one line; what is not printable ASCII is
                                  * written as a space or '?' */
 } fa_store_entry;
+
+/* Whether `length` characters are an identity, or a kernel's symbol, that fits
+ * with its end: printable ASCII, and no space in a symbol. */
+bool fa_store_is_identity(const char *text, size_t length);
+bool fa_store_is_kernel(const char *text, size_t length);
 
 /* 64-bit FNV-1a. */
 uint64_t fa_store_hash(const void *data, size_t bytes);

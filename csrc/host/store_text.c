@@ -39,13 +39,13 @@ static bool all_between(const char *text, size_t length, char low, char high)
 
 /* -- what may be written --------------------------------------------------- */
 
-static bool is_identity(const char *text, size_t length)
+bool fa_store_is_identity(const char *text, size_t length)
 {
     return length > 0 && length < FA_IDENTITY_CHARS &&
            all_between(text, length, ' ', '~');
 }
 
-static bool is_kernel(const char *text, size_t length)
+bool fa_store_is_kernel(const char *text, size_t length)
 {
     return length > 0 && length < FA_KERNEL_CHARS &&
            all_between(text, length, '!', '~');
@@ -64,7 +64,7 @@ static bool are_times(int64_t opened, int64_t retry)
 fa_status fa_store_check_identity(const char *identity, fa_error *error)
 {
     const size_t length = strlen(identity);
-    if (!is_identity(identity, length)) {
+    if (!fa_store_is_identity(identity, length)) {
         return fa_fail(error, FA_EINVAL,
                        "identity: expected a line of 1 to %d printable "
                        "characters, got %zu",
@@ -77,7 +77,7 @@ fa_status fa_store_check_entry(const fa_store_entry *entry, fa_error *error)
 {
     const char *end = memchr(entry->kernel, '\0', sizeof entry->kernel);
     if (end == NULL ||
-        !is_kernel(entry->kernel, (size_t)(end - entry->kernel))) {
+        !fa_store_is_kernel(entry->kernel, (size_t)(end - entry->kernel))) {
         return fa_fail(error, FA_EINVAL,
                        "kernel: expected a word of 1 to %d printable "
                        "characters, got something else",
@@ -191,7 +191,8 @@ static bool parse_entry(span line, fa_store_entry *e)
     *e = (fa_store_entry){0};
     if (!take(&line, ' ', &kernel) || !take(&line, ' ', &hash) ||
         !take(&line, ' ', &failures) || !take(&line, ' ', &opened) ||
-        !take(&line, ' ', &retry) || !is_kernel(kernel.at, kernel.length) ||
+        !take(&line, ' ', &retry) ||
+        !fa_store_is_kernel(kernel.at, kernel.length) ||
         !to_hash(hash, &e->code_hash) || !to_number(failures, &count) ||
         count < 1 || count > UINT32_MAX || !to_number(opened, &e->opened) ||
         !to_number(retry, &e->retry) || !are_times(e->opened, e->retry) ||
@@ -243,7 +244,7 @@ static const char *parse(fa_store_file *file)
     }
     rest.length -= seal_bytes;
     if (!take_text(&rest, "device ") || !take(&rest, '\n', &line) ||
-        !is_identity(line.at, line.length)) {
+        !fa_store_is_identity(line.at, line.length)) {
         return "a device in its second line";
     }
     memcpy(file->identity, line.at, line.length);

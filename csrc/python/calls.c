@@ -80,8 +80,8 @@ static int parse_where(PyObject *const *args, where *w)
     bool arch_given = false;
     fa_error error;
     *w = (where){0};
-    if (fa_parse_int(args[DEVICE_TYPE], &w->device_type) ||
-        fa_parse_int(args[DEVICE_INDEX], &w->target.device) ||
+    if (fa_parse_int("device_type", args[DEVICE_TYPE], &w->device_type) ||
+        fa_parse_int("device_index", args[DEVICE_INDEX], &w->target.device) ||
         fa_parse_pointer(args[STREAM], &w->target.stream) ||
         fa_parse_arch(args[ARCH], w->arch, &arch_given) ||
         fa_parse_dtype(args[DTYPE], &w->dtype)) {
@@ -191,7 +191,7 @@ PyObject *fa_module_forward(PyObject *module, PyObject *const *args,
         fa_parse_pointer(args[LSE_PTR], &p.lse) ||
         fa_parse_pointer(args[OUT_LO_PTR], &p.out_lo) ||
         fa_parse_pointer(args[WORKSPACE_PTR], &workspace) ||
-        fa_parse_int64(args[WORKSPACE_BYTES], &bytes) ||
+        fa_parse_int64("workspace_bytes", args[WORKSPACE_BYTES], &bytes) ||
         fa_parse_shapes(args + Q_SIZE, w.dtype, &p) ||
         parse_out(args[OUT_STRIDE], &p) ||
         fa_parse_scale_causal(args + SCALE, &p) ||
@@ -274,7 +274,7 @@ PyObject *fa_module_backward(PyObject *module, PyObject *const *args,
         fa_parse_pointer(args[LSE_PTR], &p.lse) ||
         fa_parse_pointer(args[OUT_LO_PTR], &p.out_lo) ||
         fa_parse_pointer(args[WORKSPACE_PTR], &workspace) ||
-        fa_parse_int64(args[WORKSPACE_BYTES], &bytes) ||
+        fa_parse_int64("workspace_bytes", args[WORKSPACE_BYTES], &bytes) ||
         fa_parse_shapes(args + Q_SIZE, w.dtype, &p) ||
         parse_out(args[OUT_STRIDE], &p) ||
         fa_parse_scale_causal(args + SCALE, &p) ||
@@ -404,8 +404,8 @@ PyObject *fa_module_load(PyObject *module, PyObject *const *args,
     (void)module;
 
     if (fa_check_count("load", count, 3, 4) ||
-        fa_parse_int(args[0], &device_type) ||
-        fa_parse_int(args[1], &target.device) ||
+        fa_parse_int("device_type", args[0], &device_type) ||
+        fa_parse_int("device_index", args[1], &target.device) ||
         fa_parse_arch(args[2], arch, &arch_given)) {
         return NULL;
     }

@@ -188,8 +188,8 @@ PyObject *fa_module_guard_device(PyObject *module, PyObject *const *args,
     int device_type = 0;
     (void)module;
     if (fa_check_count("guard_device", count, 3, 3) ||
-        fa_parse_int(args[0], &device_type) ||
-        fa_parse_int(args[1], &target.device) ||
+        fa_parse_int("device_type", args[0], &device_type) ||
+        fa_parse_int("device_index", args[1], &target.device) ||
         fa_parse_arch(args[2], arch, &arch_given)) {
         return NULL;
     }

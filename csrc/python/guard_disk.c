@@ -12,6 +12,7 @@
 typedef struct listing {
     PyObject *list;
     int failed;
+    PyThreadState *thread; /* its interpreter's lock is given up */
 } listing;
 
 static void visit_entry(void *context, const char *identity,
@@ -19,11 +20,13 @@ static void visit_entry(void *context, const char *identity,
 {
     listing *l = context;
     if (!l->failed) {
+        PyEval_RestoreThread(l->thread);
         l->failed = fa_list_append(
             l->list, Py_BuildValue("(ssKILLs)", identity, e->kernel,
                                    (unsigned long long)e->code_hash,
                                    (unsigned)e->failures, (long long)e->opened,
                                    (long long)e->retry, e->cause));
+        l->thread = PyEval_SaveThread();
     }
 }
 
@@ -41,17 +44,20 @@ PyObject *fa_module_store_list(PyObject *module, PyObject *dir)
 {
     PyObject *owner = NULL;
     size_t unreadable = 0;
+    fa_status status = FA_OK;
     fa_error error;
     const char *path = parse_folder(dir, &owner);
-    listing l = {NULL, -1};
+    listing l = {.failed = -1};
     if (path == NULL) {
         goto done;
     }
     l.list = PyList_New(0);
     if (l.list != NULL) {
         l.failed = 0;
-        if (fa_store_list(path, visit_entry, &l, &unreadable, &error) !=
-            FA_OK) {
+        l.thread = PyEval_SaveThread();
+        status = fa_store_list(path, visit_entry, &l, &unreadable, &error);
+        PyEval_RestoreThread(l.thread);
+        if (status != FA_OK) {
             (void)fa_raise_error(module, &error);
             l.failed = -1;
         }
@@ -74,6 +80,7 @@ PyObject *fa_module_store_reset(PyObject *module, PyObject *const *args,
     PyObject *result = NULL;
     const char *kernel = NULL;
     size_t removed = 0;
+    fa_status status = FA_OK;
     fa_error error;
     if (fa_check_count("store_reset", count, 1, 2)) {
         return NULL;
@@ -88,7 +95,10 @@ PyObject *fa_module_store_reset(PyObject *module, PyObject *const *args,
             goto done;
         }
     }
-    if (fa_store_reset(path, kernel, &removed, &error) == FA_OK) {
+    Py_BEGIN_ALLOW_THREADS /* it may wait for the lock of the store */
+    status = fa_store_reset(path, kernel, &removed, &error);
+    Py_END_ALLOW_THREADS
+    if (status == FA_OK) {
         result = PyLong_FromSize_t(removed);
     } else {
         (void)fa_raise_error(module, &error);

@@ -90,8 +90,7 @@ PyObject *fa_module_guard(PyObject *module, PyObject *const *args,
     if (fa_check_count("guard", count, ARGS, ARGS)) {
         return NULL;
     }
-    policy.factor = PyFloat_AsDouble(args[FACTOR]);
-    if (policy.factor == -1.0 && PyErr_Occurred()) {
+    if (fa_parse_double("factor", args[FACTOR], &policy.factor)) {
         return NULL;
     }
     if (!(policy.factor > 0.0)) {

@@ -15,35 +15,51 @@ int fa_check_count(const char *function, Py_ssize_t got, Py_ssize_t least,
     return 0;
 }
 
-int fa_parse_int64(PyObject *from, int64_t *to)
+/* Says of which argument Python refused the conversion; what an argument's own
+ * methods raised stays as it is. */
+static int refuse(const char *name, const char *expected, PyObject *from)
+{
+    PyObject *const kinds[] = {PyExc_TypeError, PyExc_OverflowError};
+    for (int i = 0; i < 2; i++) {
+        if (PyErr_ExceptionMatches(kinds[i])) {
+            PyErr_Format(kinds[i], "%s: expected %s, got %R", name, expected,
+                         from);
+            break;
+        }
+    }
+    return -1;
+}
+
+int fa_parse_int64(const char *name, PyObject *from, int64_t *to)
 {
     long long value = PyLong_AsLongLong(from);
     if (value == -1 && PyErr_Occurred()) {
-        return -1;
+        return refuse(name, "a whole number of 64 bits", from);
     }
     *to = value;
     return 0;
 }
 
-int fa_parse_int(PyObject *from, int *to)
+int fa_parse_int(const char *name, PyObject *from, int *to)
 {
     long value = PyLong_AsLong(from);
-    if (value == -1 && PyErr_Occurred()) {
-        return -1;
+    if (!PyErr_Occurred() && (value < INT32_MIN || value > INT32_MAX)) {
+        PyErr_SetNone(PyExc_OverflowError);
     }
-    if (value < -0x7fffffffL || value > 0x7fffffffL) {
-        PyErr_Format(PyExc_OverflowError,
-                     "expected a number of 32 bits, got %ld", value);
-        return -1;
+    if (PyErr_Occurred()) {
+        return refuse(name, "a whole number of 32 bits", from);
     }
     *to = (int)value;
     return 0;
 }
 
-static int parse_double(PyObject *from, double *to)
+int fa_parse_double(const char *name, PyObject *from, double *to)
 {
     *to = PyFloat_AsDouble(from);
-    return *to == -1.0 && PyErr_Occurred() ? -1 : 0;
+    if (*to == -1.0 && PyErr_Occurred()) {
+        return refuse(name, "a number", from);
+    }
+    return 0;
 }
 
 int fa_parse_pointer(PyObject *from, void **to)
@@ -62,7 +78,7 @@ int fa_parse_tuple(const char *name, PyObject *from, int count, int64_t *to)
         return -1;
     }
     for (int i = 0; i < count; i++) {
-        if (fa_parse_int64(PyTuple_GetItem(from, i), &to[i])) {
+        if (fa_parse_int64(name, PyTuple_GetItem(from, i), &to[i])) {
             return -1;
         }
     }
@@ -72,7 +88,7 @@ int fa_parse_tuple(const char *name, PyObject *from, int count, int64_t *to)
 int fa_parse_dtype(PyObject *from, fa_dtype *to)
 {
     int code = 0;
-    if (fa_parse_int(from, &code)) {
+    if (fa_parse_int("dtype", from, &code)) {
         return -1;
     }
     if (code < FA_F16 || code > FA_F64) {
@@ -86,7 +102,7 @@ int fa_parse_dtype(PyObject *from, fa_dtype *to)
 int fa_parse_wanted(PyObject *from, uint32_t *to)
 {
     int wanted = 0;
-    if (fa_parse_int(from, &wanted)) {
+    if (fa_parse_int("wanted", from, &wanted)) {
         return -1;
     }
     *to = (uint32_t)wanted;
@@ -118,8 +134,8 @@ int fa_parse_shapes(PyObject *const *args, fa_dtype dtype, fa_problem *problem)
 
 int fa_parse_scale_causal(PyObject *const *args, fa_problem *problem)
 {
-    return parse_double(args[0], &problem->scale) ||
-                   fa_parse_int(args[1], &problem->causal)
+    return fa_parse_double("scale", args[0], &problem->scale) ||
+                   fa_parse_int("causal", args[1], &problem->causal)
                ? -1
                : 0;
 }
@@ -165,9 +181,18 @@ int fa_parse_features(PyObject *from, fa_problem *problem)
                    {"span_k", &f->span_k},    {"blocks", &f->blocks},
                    {"blocks_t", &f->blocks_t}};
     enum { TENSORS = sizeof tensors / sizeof tensors[0] };
-    double *const doubles[] = {&f->softcap, &f->dropout_p};
-    int64_t *const ints[] = {&problem->window_left, &problem->window_right,
-                             &f->sink_keys, &f->block_q, &f->block_k};
+    const struct {
+        const char *name;
+        double *to;
+    } doubles[] = {{"softcap", &f->softcap}, {"dropout_p", &f->dropout_p}};
+    const struct {
+        const char *name;
+        int64_t *to;
+    } ints[] = {{"window_left", &problem->window_left},
+                {"window_right", &problem->window_right},
+                {"sink_keys", &f->sink_keys},
+                {"block_q", &f->block_q},
+                {"block_k", &f->block_k}};
     problem->window_left = problem->window_right = -1;
     if (from == Py_None) {
         return 0;
@@ -186,12 +211,14 @@ int fa_parse_features(PyObject *from, fa_problem *problem)
     }
     f->seed = seed.data;
     for (int i = 0; i < 2; i++) {
-        if (parse_double(PyTuple_GetItem(from, TENSORS + i), doubles[i])) {
+        if (fa_parse_double(doubles[i].name, PyTuple_GetItem(from, TENSORS + i),
+                            doubles[i].to)) {
             return -1;
         }
     }
     for (int i = 0; i < 5; i++) {
-        if (fa_parse_int64(PyTuple_GetItem(from, TENSORS + 2 + i), ints[i])) {
+        if (fa_parse_int64(ints[i].name, PyTuple_GetItem(from, TENSORS + 2 + i),
+                           ints[i].to)) {
             return -1;
         }
     }
@@ -219,8 +246,8 @@ int fa_parse_arch(PyObject *from, char *arch, bool *given)
 int fa_parse_time(const char *name, PyObject *from, double unit_ns, int64_t *to)
 {
     const double most_ns = 1e18;
-    const double number = PyFloat_AsDouble(from);
-    if (number == -1.0 && PyErr_Occurred()) {
+    double number = 0.0;
+    if (fa_parse_double(name, from, &number)) {
         return -1;
     }
     if (!(number >= 0.0)) {

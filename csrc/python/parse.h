@@ -12,8 +12,9 @@
 int fa_check_count(const char *function, Py_ssize_t got, Py_ssize_t least,
                    Py_ssize_t most);
 
-int fa_parse_int64(PyObject *from, int64_t *to);
-int fa_parse_int(PyObject *from, int *to);
+int fa_parse_int64(const char *name, PyObject *from, int64_t *to);
+int fa_parse_int(const char *name, PyObject *from, int *to);
+int fa_parse_double(const char *name, PyObject *from, double *to);
 int fa_parse_bool(PyObject *from, bool *to);
 int fa_parse_pointer(PyObject *from, void **to);
 /* A tuple of exactly `count` ints. */

@@ -211,6 +211,39 @@ static void breaker_knows_its_code_after_a_reset(test_run *run)
     tear_down(f);
 }
 
+/* Nothing was launched yet, so the hash of the code is not known. */
+static void breaker_opened_by_hand_before_any_call_is_kept(test_run *run)
+{
+    bool probe = false;
+    fixture *f = set_up(run);
+    fa_breaker_trip(&f->breaker, ROW, 60 * second, "by hand");
+    again(f);
+    CHECK(run, ask(f, ROW, &probe) == FA_EOPEN && !probe);
+    CHECK_TEXT(run, f->error.text, "open after 1 failure: by hand");
+    /* What failed before counts as well. */
+    fa_breaker_trip(&f->breaker, ROW, 60 * second, "failed");
+    CHECK(run, stored(run, f, ROW).code_hash == code);
+    again(f);
+    fa_breaker_trip(&f->breaker, ROW, 60 * second, "by hand");
+    const fa_store_entry e = stored(run, f, ROW);
+    CHECK(run, e.failures == 3 && e.retry - e.opened == 241);
+    again(f);
+    CHECK(run, ask(f, ROW, &probe) == FA_EOPEN);
+    /* It is blamed for more: in a row. */
+    fa_breaker_blame(f->folder, identity, fa_variants[ROW].symbol, code,
+                     60 * second, "died");
+    CHECK(run, stored(run, f, ROW).failures == 4);
+    /* Closed by hand, it still has to learn its code. */
+    again(f);
+    fa_breaker_trip(&f->breaker, ROW, 60 * second, "by hand");
+    fa_breaker_reset(&f->breaker, NULL);
+    CHECK(run, ask(f, ROW, &probe) == FA_OK && !probe);
+    fa_breaker_trip(&f->breaker, ROW, 60 * second, "failed");
+    CHECK(run, stored(run, f, ROW).failures == 1);
+    CHECK(run, stored(run, f, ROW).code_hash == code);
+    tear_down(f);
+}
+
 static void breaker_reset_forgets_what_the_disk_said(test_run *run)
 {
     for (int all = 0; all < 2; all++) {
@@ -317,6 +350,7 @@ void test_breaker(test_run *run)
     RUN(run, breaker_is_open_in_the_next_process);
     RUN(run, breaker_opened_in_the_future_is_tried);
     RUN(run, breaker_knows_its_code_after_a_reset);
+    RUN(run, breaker_opened_by_hand_before_any_call_is_kept);
     RUN(run, breaker_reset_forgets_what_the_disk_said);
     RUN(run, breaker_blames_on_disk_for_those_to_come);
     RUN(run, breaker_works_without_the_disk);

@@ -946,6 +946,7 @@ static void flight_says_what_the_system_refused(test_run *run)
     fault_set("fdopendir", 1, EMFILE);
     CHECK(run, fa_flight_sweep(f.folder, blame, &f, &f.error) == FA_EDEVICE);
     CHECK_TEXT(run, f.error.text, "expected to list it, got: Too many open");
+    CHECK_TEXT(run, f.error.text, f.folder);
     CHECK(run, fault_happened());
     tear_down(&f);
 }

@@ -73,6 +73,41 @@ static uint64_t latency_calls(rig *r)
     return sum;
 }
 
+static void *unmark_again_and_again(void *context)
+{
+    fa_stations *all = context;
+    while (atomic_load(&callers) != 0) {
+        fa_stations_unmark(all);
+    }
+    return NULL;
+}
+
+/* As the watching thread does before it ends the process, while a device is
+ * used for the first time; for TSan to see. */
+static void stations_are_unmarked_while_one_is_made(test_run *run)
+{
+    char folder[SCRATCH_CHARS];
+    fa_stations all = {.first = NULL};
+    fa_station *station = NULL;
+    fa_driver *driver = NULL;
+    fa_error complaint, error;
+    pthread_t thread;
+    scratch_folder(run, folder);
+    CHECK(run, fa_driver_open(FA_NULL, "", &driver, &error) == FA_OK);
+    CHECK(run, fa_stations_open(&all, NULL, folder, &error) == FA_OK);
+    atomic_store(&callers, 1);
+    pthread_create(&thread, NULL, unmark_again_and_again, &all);
+    rig_sleep_ms(5);
+    CHECK(run, fa_stations_get(&all, driver, 0, true, 0, &station, &complaint,
+                               &error) == FA_OK);
+    CHECK(run, station->flight != NULL && complaint.text[0] == '\0');
+    rig_sleep_ms(5);
+    atomic_store(&callers, 0);
+    pthread_join(thread, NULL);
+    fa_stations_close(&all);
+    fa_driver_close(driver);
+}
+
 /* Each call is counted once: as in time, as late, or as refused. */
 static void guard_counts_each_call_of_many_threads_once(test_run *run)
 {
@@ -422,6 +457,7 @@ static void guard_runs_whatever_the_disk_does(test_run *run)
 
 void test_guard_life(test_run *run)
 {
+    RUN(run, stations_are_unmarked_while_one_is_made);
     RUN(run, guard_counts_each_call_of_many_threads_once);
     RUN(run, guard_starts_clean_in_a_forked_child);
     RUN(run, guard_blames_what_an_abort_left_in_flight);
