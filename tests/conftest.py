@@ -7,6 +7,7 @@ import atexit
 import fcntl
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -34,6 +35,26 @@ from flash_attn_rocm import _guard
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILDS = ROOT / "build" / "tests"
+
+
+# So many seconds that they come first: no process is to end alone with one.
+LONGEST = {
+    "test_under_each_fault_in_turn_every_promise_holds",
+    "test_our_kernels_disassemble_as_llvm_says",
+    "test_standin_compiles_the_same_kernels",
+}
+
+
+def pytest_configure():
+    # Shells let what they start in the background ignore these, and it is inherited.
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            usual = number == signal.SIGINT and signal.default_int_handler
+            signal.signal(number, usual or signal.SIG_DFL)
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.originalname not in LONGEST)
 
 
 @pytest.fixture(autouse=True)
