@@ -39,11 +39,10 @@ static fa_status check_trust(int fd, const char *name, mode_t kind,
     if (fstat(fd, &info) != 0) {
         return fa_file_fail(error, name, "to see its owner and mode");
     }
-    if ((info.st_mode & S_IFMT) != kind) {
+    if ((info.st_mode & S_IFMT) != kind) { /* a folder was opened as one */
         return fa_fail(error, FA_EUNSUPPORTED,
-                       "%s: expected a %s, got something else (mode %06o)",
-                       name, kind == S_IFDIR ? "folder" : "file",
-                       (unsigned)info.st_mode);
+                       "%s: expected a file, got something else (mode %06o)",
+                       name, (unsigned)info.st_mode);
     }
     if (info.st_uid != geteuid()) {
         return fa_fail(error, FA_EUNSUPPORTED,
