@@ -73,10 +73,9 @@ def check(p):
     """Runs forward and backward and holds everything against the contract."""
     results, reference = run(p), exact(p)
     found = ratios(p, results, reference=reference)
-    # With one row or channel both errors are a few roundings of float32, where ours has
-    # those of delta too (docs/accuracy.md). Observed: 1.43 in the quick volume, 2.54.
-    few = p.q.dtype is torch.float32 and 1 in (p.q.size(2), p.q.size(3))
-    allowed = (3.0 if FULL else 1.5) if few else 1.0
+    # With one row both errors are a few roundings of float32, and which are larger is
+    # luck. Observed: 1.43; FA_TEST=full has five problems beyond (docs/accuracy.md).
+    allowed = 1.5 if p.q.dtype is torch.float32 and p.q.size(2) == 1 else 1.0
     assert max(found.values()) <= allowed, found
     assert lse_error(p, results.lse, reference) <= 1
     blind = ~seen_by(p).any(-1).to(DEVICE)

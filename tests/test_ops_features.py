@@ -5,8 +5,6 @@ form of the results, and what the ops add to the kernels.
 SPDX-License-Identifier: BSD-3-Clause
 """
 
-import os
-
 import pytest
 import torch
 from helpers import BOTTOM_RIGHT, ROOT, needs_extension, qkv, run_python
@@ -106,24 +104,8 @@ def wanted_with(options):
     return 7 + 8 * ("bias" in options) + 16 * ("sink" in options)
 
 
-FULL = os.environ.get("FA_TEST") == "full"
-# When registered from Python each sample with one type and each type with one sample:
-# there a feature's form is checked without a look at the type of q, and what the type
-# decides, the form of the results, is made without a look at the features.
-SAMPLES_OF_DTYPES = [
-    (number, dtype)
-    for turn, dtype in enumerate(_ops.DTYPES)
-    for number in range(4)
-    if FULL or not FROM_PYTHON or number == turn
-]
-
-
-def test_each_sample_and_type_is_among_the_pairs():
-    numbers, dtypes = zip(*SAMPLES_OF_DTYPES)
-    assert set(numbers) == set(range(4)) and set(dtypes) == set(_ops.DTYPES)
-
-
-@pytest.mark.parametrize(("number", "dtype"), SAMPLES_OF_DTYPES)
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("dtype", _ops.DTYPES)
 def test_the_ops_keep_torchs_rules_with_features(number, dtype):
     q, k, v = qkv(2, 4, 5, 8, heads_k=2, length_k=7, dtype=dtype)
     options = list(feature_samples(q, k))[number]
