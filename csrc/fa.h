@@ -192,7 +192,7 @@ typedef struct fa_gradients {
 } fa_gradients;
 
 enum {
-    FA_MAX_STEPS = 8,
+    FA_MAX_STEPS = 7,
     FA_TENSORS = 8 /* as many as there are FA_SET_* bits, in their order */
 };
 

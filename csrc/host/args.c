@@ -346,13 +346,11 @@ static void fill_backward(fa_call *call, const fa_problem *p,
 }
 
 static void fill_bias(fa_call *call, const fa_problem *p, const fa_gradients *g,
-                      const fa_step *step, void *rows)
+                      void *rows)
 {
     fill_backward(call, p, g, 0, rows);
-    if (!step->row_sums) {
-        call->args.dbias = view_of(&g->dbias);
-        add_access(call, &g->dbias, FA_WRITE);
-    }
+    call->args.dbias = view_of(&g->dbias);
+    add_access(call, &g->dbias, FA_WRITE);
 }
 
 /* What the dS of each query add up to, from the pass that makes them to the one
@@ -362,9 +360,6 @@ static void add_row_sums(fa_call *call, const fa_problem *p, fa_pass pass,
 {
     const fa_tensor t = fa_tensor_of_rows(sums, FA_F32, &p->q, p->q.size[2], 1);
     call->args.row_sums = sums;
-    if (pass == FA_BACKWARD_BIAS) {
-        call->args.dbias = view_of(&t);
-    }
     add_extra(call, &t, pass == FA_PREPARE ? FA_READ : FA_WRITE);
 }
 
@@ -428,7 +423,7 @@ void fa_call_fill(const fa_problem *p, const fa_gradients *g,
         arrays |= FA_SET_DOUT;
         break;
     case FA_BACKWARD_BIAS:
-        fill_bias(call, p, g, step, rows);
+        fill_bias(call, p, g, rows);
         arrays = 0; /* it converts nothing to fp16 */
         break;
     case FA_ROTARY: /* never a step of attention */

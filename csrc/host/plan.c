@@ -7,17 +7,19 @@
  *             bfloat16                    PREPARE q k v; FORWARD in fp16; the
  *                                         same in fp32 for what did not fit
  *   backward  float16                     PREPARE v dout; KV; Q
- *             float32, float64            PREPARE dout; KV; Q
+ *             float32                     PREPARE dout; Q; PREPARE dout; KV
+ *             float64                     PREPARE dout; KV; Q
  *             bfloat16                    PREPARE q k v dout; KV and Q in fp16;
  *                                         the same in fp32 for what did not fit
  *
- * where strict bfloat16 goes as float32 does, and so does float16 with few
- * channels (own_arith); KV is left out if neither dk nor dv is wanted, and Q
- * if dq is not.  BIAS follows if dbias is wanted, in fp32 or fp64.
+ * where strict bfloat16 goes as float64 does, in fp32, and so does float16 with
+ * few channels (own_arith); KV is left out if neither dk nor dv is wanted, and
+ * Q if dq is not.  BIAS follows if dbias is wanted, in fp32 or fp64.
  *
- * With 16-bit types dbias and dsink need a better delta than the output gives:
- * Q, or where it cannot a BIAS over all keys, makes row sums, from which a
- * PREPARE corrects it before BIAS.
+ * What is stored in fp32 needs a better delta than the output gives: dk of
+ * float32, and dbias and dsink of all but float64, before whose pass there is
+ * a PREPARE too if none was.  Q makes the row sums from which that corrects
+ * delta.
  *
  * A problem with any of FA_HAS_* takes the rows of level FA_FULL, all others
  * those of FA_PLAIN; FA_PREPARE has one row for both.
@@ -106,8 +108,7 @@ static double products_of(const fa_problem *p, fa_pass pass)
  * FA_FORWARD and FA_BACKWARD_Q  tiles of queries, H, B
  * FA_BACKWARD_KV                tiles of keys, Hk, B
  * FA_BACKWARD_BIAS              tiles of dbias, those of keys running faster;
- *                               heads and batch of the bias; for row sums as
- *                               FA_BACKWARD_Q
+ *                               heads and batch of the bias
  * FA_PREPARE                    blocks of the longer side for each of the
  *                               FA_PREPARED tensors, H, B */
 static fa_status add_step(const fa_problem *p, fa_plan *plan, fa_pass pass,
@@ -116,7 +117,7 @@ static fa_status add_step(const fa_problem *p, fa_plan *plan, fa_pass pass,
     const int64_t queries = p->q.size[2];
     const int64_t keys = p->k.size[2];
     const int64_t longer = queries > keys ? queries : keys;
-    const bool of_bias = pass == FA_BACKWARD_BIAS && !step.row_sums;
+    const bool of_bias = pass == FA_BACKWARD_BIAS;
     const fa_tensor *of = of_bias                  ? &p->features.bias
                           : pass == FA_BACKWARD_KV ? &p->k
                                                    : &p->q;
@@ -285,24 +286,32 @@ fa_status fa_plan_forward(const fa_problem *p, fa_plan *plan, fa_error *error)
     return status;
 }
 
-/* Whether there is a dbias or dsink beside 16-bit types: most of their error
+/* Whether dK takes the corrected delta. */
+static bool corrects_keys(const fa_problem *p, const fa_gradients *g)
+{
+    return p->q.dtype == FA_F32 && (g->wanted & FA_WANT_DK) != 0;
+}
+
+/* Whether delta is corrected: without it most of the error of these gradients
  * would be that of delta. */
 static bool corrects_delta(const fa_problem *p, const fa_gradients *g)
 {
-    return fa_dtype_bytes(p->q.dtype) == 2 &&
-           (g->wanted & (FA_WANT_DBIAS | FA_WANT_DSINK)) != 0;
+    const bool wide = (g->wanted & (FA_WANT_DBIAS | FA_WANT_DSINK)) != 0;
+    return p->q.dtype != FA_F64 && (wide || corrects_keys(p, g));
 }
 
-/* Whether Q makes the row sums.  It does not if softcap's slope is in its dS;
- * but also if dq is not wanted, so that no gradient depends on what else is. */
-static bool sums_in_q(const fa_problem *p, const fa_gradients *g)
-{
-    return corrects_delta(p, g) && p->features.softcap == 0.0;
-}
-
+/* For row sums also if dq is not wanted, so that no gradient depends on what
+ * else is. */
 static bool has_q(const fa_problem *p, const fa_gradients *g)
 {
-    return (g->wanted & FA_WANT_DQ) != 0 || sums_in_q(p, g);
+    return (g->wanted & FA_WANT_DQ) != 0 || corrects_delta(p, g);
+}
+
+static fa_status add_correction(const fa_problem *p, fa_plan *plan,
+                                fa_error *error)
+{
+    const fa_step correct = {.prepare = FA_SET_DOUT, .row_sums = true};
+    return add_step(p, plan, FA_PREPARE, ANY_ARITH, correct, error);
 }
 
 /* KV and Q, as far as they are needed. */
@@ -310,32 +319,35 @@ static fa_status add_passes(const fa_problem *p, const fa_gradients *g,
                             fa_plan *plan, uint32_t ariths, fa_step step,
                             fa_error *error)
 {
+    const bool corrects = corrects_keys(p, g);
+    const bool kv = (g->wanted & (FA_WANT_DK | FA_WANT_DV)) != 0;
+    fa_step with_sums = step;
     fa_status status = FA_OK;
-    if ((g->wanted & (FA_WANT_DK | FA_WANT_DV)) != 0) {
+    with_sums.row_sums = corrects_delta(p, g);
+    if (kv && !corrects) {
         status = add_step(p, plan, FA_BACKWARD_KV, ariths, step, error);
     }
     if (status == FA_OK && has_q(p, g)) {
-        step.row_sums = sums_in_q(p, g);
-        status = add_step(p, plan, FA_BACKWARD_Q, ariths, step, error);
+        status = add_step(p, plan, FA_BACKWARD_Q, ariths, with_sums, error);
+    }
+    if (status == FA_OK && corrects) {
+        status = add_correction(p, plan, error);
+    }
+    if (status == FA_OK && corrects) {
+        status = add_step(p, plan, FA_BACKWARD_KV, ariths, step, error);
     }
     return status;
 }
 
-/* What corrects delta if that is needed, and BIAS if it is wanted. */
+/* What corrects delta if that is still needed, and BIAS if it is wanted. */
 static fa_status add_bias_passes(const fa_problem *p, const fa_gradients *g,
                                  fa_plan *plan, fa_error *error)
 {
     const uint32_t wide_arith = FA_READS_F32 | FA_READS_F64;
-    const bool corrects = corrects_delta(p, g);
     const fa_step usual = {0};
-    const fa_step sums = {.row_sums = true};
-    const fa_step correct = {.prepare = FA_SET_DOUT, .row_sums = true};
     fa_status status = FA_OK;
-    if (corrects && !sums_in_q(p, g)) {
-        status = add_step(p, plan, FA_BACKWARD_BIAS, wide_arith, sums, error);
-    }
-    if (corrects && status == FA_OK) {
-        status = add_step(p, plan, FA_PREPARE, ANY_ARITH, correct, error);
+    if (corrects_delta(p, g) && !corrects_keys(p, g)) {
+        status = add_correction(p, plan, error);
     }
     if ((g->wanted & FA_WANT_DBIAS) != 0 && status == FA_OK) {
         status = add_step(p, plan, FA_BACKWARD_BIAS, wide_arith, usual, error);
@@ -437,17 +449,15 @@ bool fa_step_is_main(const fa_step *step)
 
 void fa_plan_symbols(const fa_plan *plan, char text[FA_SYMBOLS_CHARS])
 {
-    const fa_variant *last = NULL; /* BIAS may run twice */
     size_t used = 0;
     text[0] = '\0';
     for (int i = 0; i < plan->count; i++) {
         const bool alone = plan->count == 1; /* dsink, which FA_PREPARE makes */
         const fa_variant *own = plan->step[i].variant;
-        if ((alone || fa_step_is_main(&plan->step[i])) && own != last &&
+        if ((alone || fa_step_is_main(&plan->step[i])) &&
             used < FA_SYMBOLS_CHARS) {
             used += (size_t)snprintf(text + used, FA_SYMBOLS_CHARS - used,
                                      "%s%s", used == 0 ? "" : "+", own->symbol);
-            last = own;
         }
     }
 }

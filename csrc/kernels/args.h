@@ -162,12 +162,11 @@ typedef struct fa_args {
                      * that is double; NULL: not wanted, or not known */
     void *rows;    /* (B, H, Sq, FA_ROW_NUMBERS) contiguous, type of lse: what
                      * the backward needs to know of each query */
-    float *row_sums; /* (B, H, Sq) contiguous, of 16-bit types: what the dS of a
-                      * query add up to before softcap's slope, in fp32;
-                      * FA_BACKWARD_Q writes it, or FA_BACKWARD_BIAS in place of
-                      * dbias, and a FA_PREPARE behind them takes from it the
-                      * delta of exact weights, for dbias and dsink; NULL: not
-                      * wanted */
+    float *row_sums; /* (B, H, Sq) contiguous: what the dS of a query add up to
+                      * before softcap's slope and rounding; FA_BACKWARD_Q
+                      * writes it, and a FA_PREPARE behind it takes from it the
+                      * delta of these dP, for dbias, dsink and float's dk;
+                      * NULL: not wanted */
     float *scale_of[FA_PREPARED];    /* (B, heads, rows): the power of two that
                                       * brings a bf16 row into fp16's range */
     fa_block *block_of[FA_PREPARED]; /* (B, heads, ceil(rows / 64)) */

@@ -19,7 +19,7 @@
  * Types   by KIND, see number.h; all sums fp32, or fp64.  With fp16 operands
  *         P is fp16 times 2^12, and dS fp16 times a power of two that follows
  *         from the norms of dO's and V's rows (|P (dP - delta)| is at most
- *         half their product, so it never overflows); see FA_EVENS_OUT.
+ *         half their product, so it never overflows); see due.h.
  * Units   base 2 as in forward.h, without a running maximum: PREPARE made
  *         shift and bias of the LSE.  dLSE is in delta.
  * Grid    FA_BACKWARD_KV: x = ceil(Sk / ROWS), y = Hk, z = B.
@@ -79,7 +79,7 @@ fa_store_gradient(fa_args_in a, int view, uint32_t set, uint32_t place,
 }
 
 /* FA_SUMS_ROWS. */
-template <int KIND, int DIM, int OWN, int PASS>
+template <int LEVEL, int KIND, int DIM, int OWN, int PASS>
 static FA_DEVICE void
 fa_store_row_sums(fa_args_in a, const fa_walk<KIND, DIM, OWN, PASS> *walk,
                   uint32_t place, int first, uint32_t tid)
@@ -92,7 +92,8 @@ fa_store_row_sums(fa_args_in a, const fa_walk<KIND, DIM, OWN, PASS> *walk,
 
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        float sum = fa_sum8(walk->exact[i]) * factor;
+        float own = LEVEL == FA_FULL ? walk->due.exact[i] : walk->due.sum[i];
+        float sum = fa_sum8(own) * factor;
         int row = first + fa_own_row(OWN, tid, i);
         if ((tid & 7) == 0 && row < a->seqlen_q) {
             to[row] = FA_IS_HALF(KIND) ? sum * (1.0f / FA_P_SCALE) : sum;
@@ -118,9 +119,6 @@ fa_store_sums(fa_args_in a, const fa_walk<KIND, DIM, OWN, PASS> *walk,
     }
     if (KV && LEVEL == FA_FULL) {
         second_factor *= (FA_NUMBER(KIND))a->keep_scale;
-    }
-    if (FA_EVENS_OUT(KIND, PASS)) {
-        first_factor *= (FA_NUMBER(KIND))(1.0f / FA_EVEN_SCALE(KIND));
     }
     if (walk->with_second) {
         fa_store_gradient<KIND, DIM, OWN, L::LDS_BYTES>(
@@ -210,20 +208,18 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
     fa_own_numbers_of<PASS>(&walk.own, a, own_place, first, tid);
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        walk.sum[i] = 0.0f;
-        walk.exact[i] = 0.0f;
 #pragma unroll
         for (int e = 0; e < DIM / 8; e++) {
             walk.first_sum[i][e] = 0;
             walk.second_sum[i][e] = 0;
         }
     }
+    fa_clear_due(&walk.due);
     uint32_t flip = fa_flip<KIND>(a);
     fa_tile tile_a = fa_tile_of(FA_A_AT(PASS), own_place, first, KV ? 0 : flip);
     fa_tile tile_b = fa_tile_of(FA_B_AT(PASS), own_place, first, 0);
     int t = fa_start_tour<LEVEL, PASS>(
         a, &tour, fa_query_place<PASS>(own_place, walk_place), first, ROWS);
-    int start = t; /* FA_EVENS_OUT */
     /* Lists of blocks may have no tile for this head. */
     while (KV && LEVEL == FA_FULL && t >= tour.range.end && heads > 1) {
         heads -= 1;
@@ -240,7 +236,6 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
             fa_settle<L>(lds + L::B_AT, &staged, a, &tile_b, tid);
         }
     }
-    bool evening = false; /* FA_EVENS_OUT: in the step behind the last one */
     while (t < tour.range.end) {
         a = fa_again(args);
         int at = t * FA_WALK;
@@ -264,9 +259,8 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
 
         /* S = A X^T, dP - delta = B Y^T - delta */
         fa_clear_products<OWN>(s);
-        fa_set_next(&next,
-                    walk.with_first && !evening ? FA_ROWS_OF : FA_COLUMNS_OF,
-                    evening ? &x : &y, &tile_b);
+        fa_set_next(&next, walk.with_first ? FA_ROWS_OF : FA_COLUMNS_OF, &y,
+                    &tile_b);
         fa_walk_rows<L, LEVEL == FA_FULL && KV>(
             s, a, a->head_dim, lds, lds, &tile_a, &x, walked,
             FA_WALKED_ARRAYS(KIND, PASS), kept, &staged, &next, active, &tid);
@@ -276,7 +270,7 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
             fa_take<KIND, OWN, PASS>(dp, FA_DELTA, &walk.own, lds + L::AREA_AT,
                                      tid);
         }
-        if (walk.with_first && !evening) {
+        if (walk.with_first) {
             fa_set_next(&next, FA_COLUMNS_OF, walk.with_second ? &y : &x,
                         &tile_b);
             fa_walk_rows<L, false>(dp, a, a->head_dim_v, lds + L::B_AT, lds,
@@ -287,9 +281,8 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
          * products and weights in registers of their own. */
         a = fa_again(a);
         bool masked = !fa_all_seen<LEVEL, PASS>(a, wave_first, WAVE_ROWS, at);
-        fa_weigh<KIND, DIM, OWN, PASS, LEVEL>(&walk, s, dp, p, ds, a, lds,
-                                              query_place, first, at, masked,
-                                              evening, tid);
+        fa_weigh<KIND, DIM, OWN, PASS, LEVEL>(
+            &walk, s, dp, p, ds, a, lds, query_place, first, at, masked, tid);
 
         a = fa_again(a);
         uint32_t coming_place = walk_place;
@@ -305,11 +298,6 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
             coming_place += 1;
             coming =
                 fa_start_tour<LEVEL, PASS>(a, &tour, coming_place, first, ROWS);
-        }
-        bool was_even = evening;
-        if (FA_EVENS_OUT(KIND, PASS)) {
-            evening = coming >= tour.range.end && !was_even;
-            coming = evening ? start : was_even ? (int)FA_NO_TILE : coming;
         }
         bool is_last = coming >= tour.range.end;
         int form = is_last ? FA_NOTHING : FA_ROWS_OF;
@@ -339,10 +327,16 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
     }
     /* Not `a` of the last step, which the compiler puts into vector
      * registers. */
+    if constexpr (FA_EVENS_OUT(KIND, PASS)) {
+        fa_give_due<KIND, LEVEL, DIM>(
+            walk.first_sum, &walk.due, fa_again(args), own_place, first,
+            FA_IS_HALF(KIND) ? walk.lift * FA_P_SCALE : 1.0f, walk.x_scale,
+            walk_place, lds + L::AREA_AT, tid);
+    }
     if constexpr (FA_SUMS_ROWS(KIND, PASS, LEVEL)) {
         a = fa_again(args);
         if (a->row_sums != nullptr) {
-            fa_store_row_sums(a, &walk, own_place, first, tid);
+            fa_store_row_sums<LEVEL>(a, &walk, own_place, first, tid);
         }
     }
     fa_store_sums<LEVEL>(fa_again(args), &walk, own_place, first, lds, tid);

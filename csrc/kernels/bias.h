@@ -2,10 +2,9 @@
  *
  *   dBias[b][h][i][j] = dS[b][h][i][j]   of backward.h, before softcap's slope
  *
- * or with row_sums what that adds up to over the keys, summed over the
- * dimensions in which the result is of size 1 (dbias has stride 0 there).  A
- * workgroup owns one tile of the result and takes in what belongs to it, batch
- * by batch, head by head, tile by tile.
+ * summed over the dimensions in which the result is of size 1 (dbias has
+ * stride 0 there).  A workgroup owns one tile of the result and takes in what
+ * belongs to it, batch by batch, head by head, tile by tile.
  *
  * Shapes  dBias (B or 1, H or 1, Sq or 1, Sk or 1).
  * Types   sums fp32, or fp64; stored as the bias is.
@@ -86,8 +85,8 @@ fa_add_tile(FA_NUMBER(KIND) sum[OWN][FA_WALKED], fa_args_in a, fa_lds lds,
         kept = fa_own_kept<OWN>(a, place, first, walked, tid);
     }
     bool masked = !fa_all_seen<FA_FULL, PASS>(a, first, L::ROWS, walked);
-    uint32_t seen = fa_add_features(&walk, s, dp, a, lds, place, first, walked,
-                                    masked, kept, tid);
+    uint32_t seen = fa_add_features(&walk, s, dp, dp, a, lds, place, first,
+                                    walked, masked, kept, tid);
     fa_exponentials<KIND, OWN, PASS>(s, own, lds, walk.scale_log2, tid);
     fa_forget_unseen<KIND, OWN, PASS>(s, dp, a, seen);
 #pragma unroll
@@ -106,9 +105,7 @@ static FA_DEVICE void fa_store_bias(fa_args_in a, int batch, int head, int row,
                                     int key, FA_NUMBER(KIND) x)
 {
     const FA_CONSTANT fa_view *to = &a->dbias;
-    int stored = KIND == FA_F64 || KIND == FA_F32 ? (int)KIND
-                 : a->row_sums != nullptr         ? (int)FA_F32
-                                                  : a->stored_bias;
+    int stored = KIND == FA_F64 || KIND == FA_F32 ? (int)KIND : a->stored_bias;
     fa_global_out at = (fa_global_out)to->data +
                        (batch * to->stride[0] + head * to->stride[1] +
                         row * to->stride[2] + key * to->stride[3]) *

@@ -108,7 +108,7 @@ static FA_DEVICE void fa_undo_scales(float s[OWN][FA_WALKED], fa_lds undo,
 
 /* Of the queries that this lane owns; not used if keys are owned. */
 template <int KIND, int OWN> struct fa_own_numbers {
-    FA_NUMBER(KIND) of[FA_ROW_NUMBERS][OWN];
+    FA_NUMBER(KIND) of[FA_DELTA + 1][OWN];
 };
 
 template <int PASS, int KIND, int OWN>
@@ -120,7 +120,7 @@ static FA_DEVICE void fa_own_numbers_of(fa_own_numbers<KIND, OWN> *own,
     for (int i = 0; i < OWN; i++) {
         int row = first + fa_own_row(OWN, tid, i);
 #pragma unroll
-        for (int n = 0; n < FA_ROW_NUMBERS; n++) {
+        for (int n = 0; n <= FA_DELTA; n++) {
             own->of[n][i] = 0;
             if constexpr (PASS != FA_BACKWARD_KV) {
                 own->of[n][i] = fa_row_number<KIND>(a, place, row, n);

@@ -250,7 +250,7 @@ static FA_DEVICE Number fa_dlse_of(fa_args_in a, int batch, int head,
                               row * view->stride[2]];
 }
 
-/* The weight of the sink in query `at`, whose numbers are `of`. */
+/* The weight of the sink in a query whose numbers are `of`. */
 template <typename Number>
 static FA_DEVICE Number fa_sink_weight(fa_args_in a, int head,
                                        const FA_GLOBAL Number *of)
@@ -283,16 +283,14 @@ static FA_DEVICE void fa_set_row(fa_args_in a, int64_t at, int head,
             ((FA_GLOBAL Number *)a->dsink)[at] = dsink;
         }
     }
-    /* Softcap multiplies each dS by a number of its own; then what rounding
-     * takes from them is made up for, and no more. */
-    sum = a->softcap != 0 ? (Number)0 : sum;
     to[FA_DS_SUM] = known ? sum : (Number)__builtin_nanf("");
 }
 
 /* The delta of query `at` from row_sums, and dsink by it.  That of the
- * output lacks what rounding took from the weights that made it; in dbias
- * and dsink, if they are fp32, this would be most of their error.  Of an lse
- * that is of more keys than these (without lse_lo) it cannot be told. */
+ * output lacks what rounding took from the weights that made it, and has
+ * roundings of its own where dP has others; in dbias, dsink and dk, if they
+ * are fp32, this would be most of their error.  Of an lse that is of more keys
+ * than these (without lse_lo) it cannot be told. */
 static FA_DEVICE void fa_correct_row(fa_args_in a, int64_t at, int head,
                                      float dlse)
 {
@@ -313,8 +311,9 @@ static FA_DEVICE void fa_correct_row(fa_args_in a, int64_t at, int head,
 
 /* fp32 and fp64: sum_d dO[d] O[d] in the very order in which the passes form
  * dP (fa_multiply_chunk), one lane a row.  Where the softmax is one key O is
- * its V, and dP - delta then 0 to the bit, as it should be. */
-template <typename Number>
+ * its V, and dP - delta, if Sum is Number, then 0 to the bit, as it should be.
+ */
+template <typename Number, typename Sum>
 static FA_DEVICE Number fa_delta_in_order(fa_args_in a, int batch, int head,
                                           int64_t row, bool wide)
 {
@@ -324,8 +323,8 @@ static FA_DEVICE Number fa_delta_in_order(fa_args_in a, int batch, int head,
     fa_global_in out = fa_row_at(&a->out, batch, head, row, BYTES);
     int channels = a->head_dim_v;
     bool apart = BYTES == 4 && fa_max_int(a->head_dim, channels) > 64;
-    Number sum = 0;
-    Number part = 0;
+    Sum sum = 0;
+    Sum part = 0;
 
 #pragma unroll 1
     for (int g = 0; g * GRANULE < channels; g++) {
@@ -334,17 +333,19 @@ static FA_DEVICE Number fa_delta_in_order(fa_args_in a, int batch, int head,
             u32x4 other = ((const FA_GLOBAL u32x4 *)out)[g];
 #pragma unroll
             for (int e = 0; e < GRANULE; e++) {
-                part = fa_fma(fa_element_of<Number>(one, e, stored),
-                              fa_element_of<Number>(other, e, stored), part);
+                part =
+                    fa_fma((Sum)fa_element_of<Number>(one, e, stored),
+                           (Sum)fa_element_of<Number>(other, e, stored), part);
             }
         } else {
 #pragma unroll 1
             for (int d = g * GRANULE;
                  d < fa_min_int(channels, (g + 1) * GRANULE); d++) {
-                part = fa_fma(
-                    fa_any_element<Number>(x, d * a->dout.stride[3], stored),
-                    fa_any_element<Number>(out, d * a->out.stride[3], stored),
-                    part);
+                part = fa_fma((Sum)fa_any_element<Number>(
+                                  x, d * a->dout.stride[3], stored),
+                              (Sum)fa_any_element<Number>(
+                                  out, d * a->out.stride[3], stored),
+                              part);
             }
         }
         if (apart && (g + 1) % FA_CHUNK_GRANULES == 0) {
@@ -352,7 +353,18 @@ static FA_DEVICE Number fa_delta_in_order(fa_args_in a, int batch, int head,
             part = 0;
         }
     }
-    return sum + part;
+    return (Number)(sum + part);
+}
+
+/* With fp32 row sums correct delta, where they can be trusted, and what counts
+ * is that it is close from the beginning. */
+template <typename Number>
+static FA_DEVICE Number fa_delta_of(fa_args_in a, int batch, int head,
+                                    int64_t row, bool wide)
+{
+    return a->lse_lo != nullptr
+               ? fa_delta_in_order<Number, double>(a, batch, head, row, wide)
+               : fa_delta_in_order<Number, Number>(a, batch, head, row, wide);
 }
 
 template <typename Number>
@@ -400,10 +412,9 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
     if (IS_DOUBLE || stored == FA_F32) {
         int row = block * FA_BLOCK_ROWS + (int)tid;
         if (which == FA_DOUT_AT && tid < FA_BLOCK_ROWS && row < rows) {
-            fa_set_row<Number>(
-                a, start + row, head,
-                fa_delta_in_order<Number>(a, batch, head, row, wide),
-                fa_dlse_of<Number>(a, batch, head, row));
+            fa_set_row<Number>(a, start + row, head,
+                               fa_delta_of<Number>(a, batch, head, row, wide),
+                               fa_dlse_of<Number>(a, batch, head, row));
         }
         return; /* no blocks: nothing is packed into fp16 */
     }

@@ -121,11 +121,11 @@ static FA_DEVICE void fa_add_alibi(FA_NUMBER(KIND) s[OWN][FA_WALKED],
 
 /* s becomes what softmax sees.  unit: what makes base 2 of scores, per_unit
  * what a score of 1 is in their units, of each owned row.  In the passes for
- * dQ, dK and dV dp is multiplied by softcap's derivative.  `place` is of the
- * queries. */
+ * dQ, dK and dV `turned` is multiplied by softcap's derivative.  `place` is of
+ * the queries. */
 template <int KIND, int OWN, int PASS>
 static FA_DEVICE void fa_make_scores(FA_NUMBER(KIND) s[OWN][FA_WALKED],
-                                     FA_NUMBER(KIND) dp[OWN][FA_WALKED],
+                                     FA_NUMBER(KIND) turned[OWN][FA_WALKED],
                                      const FA_NUMBER(KIND) unit[OWN],
                                      const FA_NUMBER(KIND) per_unit[OWN],
                                      fa_args_in a, uint32_t place, int first,
@@ -159,7 +159,7 @@ static FA_DEVICE void fa_make_scores(FA_NUMBER(KIND) s[OWN][FA_WALKED],
                 fa_capped<number> one = fa_cap<KIND>(s[i][j], own, own_cap);
                 s[i][j] = one.score;
                 if (PASS == FA_BACKWARD_KV || PASS == FA_BACKWARD_Q) {
-                    dp[i][j] *= one.slope;
+                    turned[i][j] *= one.slope;
                 }
             }
         }

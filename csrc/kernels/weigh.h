@@ -5,7 +5,7 @@
 #ifndef FA_KERNELS_WEIGH_H
 #define FA_KERNELS_WEIGH_H
 
-#include "gradient.h"
+#include "due.h"
 #include "step.h"
 
 /* dQ has one set of sums, so registers to fetch owned rows early. */
@@ -27,27 +27,17 @@ struct fa_backward_layout : FA_BACKWARD_BASE(KIND, DIM, OWN, PASS) {
     };
 };
 
-/* The dS of a query cancel in their sum, and in dQ for what its keys have in
- * common.  As they come, rounded to fp16 and with a delta of rounded numbers,
- * they do not; so what their sum lacks is added in the end, in one more step
- * over the first tile, to each key by its weight: a key of no weight may be of
- * any size.  In fp16 times 2^10, because it is so small.  fp64 has no lse_lo
- * that would tell whether these are all the keys of the row. */
-#define FA_EVENS_OUT(KIND, PASS) ((KIND) != FA_F64 && (PASS) == FA_BACKWARD_Q)
-#define FA_EVEN_SCALE(KIND) (FA_IS_HALF(KIND) ? 0x1p10f : 1.0f)
-
-/* Whether the pass can write row_sums. */
-#define FA_SUMS_ROWS(KIND, PASS, LEVEL)                                       \
-    ((FA_IS_HALF(KIND) || (KIND) == FA_EXACT16) && (PASS) == FA_BACKWARD_Q && \
-     (LEVEL) == FA_FULL)
+/* Whether the pass can write row_sums: what dS add up to before they are
+ * rounded, and before softcap's slope. */
+#define FA_SUMS_ROWS(KIND, PASS, LEVEL) \
+    (FA_EVENS_OUT(KIND, PASS) && ((KIND) == FA_F32 || (LEVEL) == FA_FULL))
 
 /* What a workgroup knows of itself while it walks. */
 template <int KIND, int DIM, int OWN, int PASS> struct fa_walk {
     FA_NUMBER(KIND) first_sum[OWN][DIM / 8];  /* dK, or dQ: of dS and X */
     FA_NUMBER(KIND) second_sum[OWN][DIM / 8]; /* dV: of P and Y */
     fa_own_numbers<KIND, OWN> own;
-    float sum[OWN];   /* FA_EVENS_OUT: of a row's dS */
-    float exact[OWN]; /* FA_SUMS_ROWS: of them before they are rounded */
+    fa_due<OWN> due; /* FA_EVENS_OUT */
     FA_NUMBER(KIND) scale_log2;
     float lift;    /* see fa_lift */
     float x_scale; /* FA_BF16: of columns of X, and of Y */
@@ -56,50 +46,17 @@ template <int KIND, int DIM, int OWN, int PASS> struct fa_walk {
     bool with_second;
 };
 
-/* FA_EVENS_OUT: instead of dP, what makes of P the part of each key. */
-template <int KIND, int DIM, int OWN, int PASS>
-static FA_DEVICE void fa_even_out(fa_walk<KIND, DIM, OWN, PASS> *walk,
-                                  const float p[OWN][FA_WALKED],
-                                  float dp[OWN][FA_WALKED], int keys)
-{
-    const float whole = FA_IS_HALF(KIND) ? FA_P_SCALE : 1.0f;
-    /* A quarter of a tile's usual part: of rows that look elsewhere the first
-     * tile's keys must not get more than their weights are worth. */
-    float least = whole * 16.0f / (float)(keys + FA_WALK - 1);
-
-#pragma unroll
-    for (int i = 0; i < OWN; i++) {
-        float due = walk->own.of[FA_DS_SUM][i] * walk->lift * whole;
-        float all = (due - fa_sum8(walk->sum[i])) * FA_EVEN_SCALE(KIND);
-        float weight = 0.0f;
-#pragma unroll
-        for (int j = 0; j < FA_WALKED; j++) {
-            weight += p[i][j];
-        }
-        weight = fa_sum8(weight);
-        float each = due == due ? all / fa_max(weight, least) : 0.0f;
-#pragma unroll
-        for (int j = 0; j < FA_WALKED; j++) {
-            dp[i][j] = each;
-        }
-        if constexpr (FA_IS_HALF(KIND)) {
-#pragma unroll
-            for (int e = 0; e < DIM / 8; e++) {
-                walk->first_sum[i][e] *= FA_EVEN_SCALE(KIND);
-            }
-        }
-    }
-}
-
-/* FA_FULL: the products of one step become scores and dP - delta.  kept: of
- * dropout, a bit i * 8 + j for each score; returns the same for those that are
- * seen.  `place` is of the queries. */
+/* FA_FULL: the products of one step become scores and dP - delta; `turned` is
+ * multiplied by softcap's slope.  kept: of dropout, a bit i * 8 + j for each
+ * score; returns the same for those that are seen.  `place` is of the
+ * queries. */
 template <int KIND, int DIM, int OWN, int PASS>
 static FA_DEVICE uint32_t fa_add_features(
     const fa_walk<KIND, DIM, OWN, PASS> *walk,
     FA_NUMBER(KIND) s[OWN][FA_WALKED], FA_NUMBER(KIND) dp[OWN][FA_WALKED],
-    fa_args_in a, fa_lds area, uint32_t place, int first, int walked,
-    bool masked, uint32_t kept, uint32_t tid)
+    FA_NUMBER(KIND) turned[OWN][FA_WALKED], fa_args_in a, fa_lds area,
+    uint32_t place, int first, int walked, bool masked, uint32_t kept,
+    uint32_t tid)
 {
     typedef FA_NUMBER(KIND) number;
     number unit[OWN];
@@ -121,7 +78,7 @@ static FA_DEVICE uint32_t fa_add_features(
         unit[i] = walk->scale_log2;
         per_unit[i] = (number)a->per_unit;
     }
-    fa_make_scores<KIND, OWN, PASS>(s, dp, unit, per_unit, a, place, first,
+    fa_make_scores<KIND, OWN, PASS>(s, turned, unit, per_unit, a, place, first,
                                     walked, tid);
     a = fa_again(a);
     tid = fa_opaque(tid);
@@ -168,16 +125,61 @@ static FA_DEVICE void fa_forget_unseen(FA_NUMBER(KIND) p[OWN][FA_WALKED],
     }
 }
 
-/* P and dS of one step, from its two products; or what is added to dS. */
+/* FA_EVENS_OUT: dP - delta times P becomes dS, and what of it is due to the
+ * row.  slope: softcap's. */
+template <int KIND, int OWN, int LEVEL>
+static FA_DEVICE fa_weights<KIND>
+fa_weigh_row(fa_due<OWN> *due, int i, float dp[FA_WALKED],
+             const float p[FA_WALKED], const float slope[FA_WALKED],
+             fa_args_in a, float lift, int walked)
+{
+    bool turns = LEVEL == FA_FULL && a->softcap != 0;
+    fa_weights<KIND> ds;
+    float exact = 0.0f;
+    float weight = 0.0f;
+
+#pragma unroll
+    for (int j = 0; j < FA_WALKED; j++) {
+        weight += p[j];
+        dp[j] *= p[j];
+        if constexpr (FA_IS_HALF(KIND)) {
+            dp[j] *= lift;
+        }
+        exact += dp[j];
+    }
+    if (LEVEL == FA_FULL) {
+        due->weight[i] += weight;
+        due->exact[i] += exact;
+    }
+    if (turns) {
+        exact = 0.0f;
+#pragma unroll
+        for (int j = 0; j < FA_WALKED; j++) {
+            dp[j] *= slope[j];
+            exact += dp[j];
+            due->slope[i] = fa_fma(p[j], slope[j], due->slope[i]);
+        }
+    }
+    fa_set_weights<KIND>(&ds, dp);
+    due->sum[i] = FA_IS_HALF(KIND) ? fa_add_weights<KIND>(due->sum[i], &ds)
+                                   : due->sum[i] + exact;
+    due->sum[i] -= turns ? exact : 0.0f;
+    fa_note_best(due, i, p, walked);
+    return ds;
+}
+
+/* P and dS of one step, from its two products. */
 template <int KIND, int DIM, int OWN, int PASS, int LEVEL>
 static FA_DEVICE void
 fa_weigh(fa_walk<KIND, DIM, OWN, PASS> *walk, FA_NUMBER(KIND) s[OWN][FA_WALKED],
          FA_NUMBER(KIND) dp[OWN][FA_WALKED], fa_weights<KIND> p[OWN],
          fa_weights<KIND> ds[OWN], fa_args_in a, fa_lds lds, uint32_t place,
-         int first, int walked, bool masked, bool evening, uint32_t tid)
+         int first, int walked, bool masked, uint32_t tid)
 {
     typedef fa_backward_layout<KIND, DIM, OWN, PASS> L;
+    enum { EVENS_OUT = FA_EVENS_OUT(KIND, PASS) };
     fa_lds area = lds + L::AREA_AT;
+    FA_NUMBER(KIND) slope[OWN][FA_WALKED]; /* EVENS_OUT: of softcap */
     uint32_t kept = 0;
     uint32_t seen = 0;
 
@@ -195,8 +197,16 @@ fa_weigh(fa_walk<KIND, DIM, OWN, PASS> *walk, FA_NUMBER(KIND) s[OWN][FA_WALKED],
                        ? fa_get_kept<OWN>(lds + L::KEPT_AT, first, tid)
                        : fa_own_kept<OWN>(a, place, first, walked, tid);
         }
-        seen = fa_add_features(walk, s, dp, a, area, place, first, walked,
-                               masked, kept, fa_opaque(tid));
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+#pragma unroll
+            for (int j = 0; j < FA_WALKED; j++) {
+                slope[i][j] = 1;
+            }
+        }
+        seen =
+            fa_add_features(walk, s, dp, EVENS_OUT ? slope : dp, a, area, place,
+                            first, walked, masked, kept, fa_opaque(tid));
         a = fa_again(a);
         tid = fa_opaque(tid);
     }
@@ -208,33 +218,20 @@ fa_weigh(fa_walk<KIND, DIM, OWN, PASS> *walk, FA_NUMBER(KIND) s[OWN][FA_WALKED],
         a = fa_again(a);
         fa_hide<KIND, OWN, LEVEL, PASS, true>(s, dp, 0, a, first, walked, tid);
     }
-    float lift = walk->lift;
-    if constexpr (FA_EVENS_OUT(KIND, PASS)) {
-        if (evening) {
-            fa_even_out(walk, s, dp, a->seqlen_k);
-            lift = 1.0f;
-        }
-    }
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        float exact = 0.0f;
+        if constexpr (EVENS_OUT) {
+            ds[i] = fa_weigh_row<KIND, OWN, LEVEL>(
+                &walk->due, i, dp[i], s[i], slope[i], a, walk->lift, walked);
+        } else {
 #pragma unroll
-        for (int j = 0; j < FA_WALKED; j++) {
-            dp[i][j] *= s[i][j];
-            if constexpr (FA_IS_HALF(KIND)) {
-                dp[i][j] *= lift;
+            for (int j = 0; j < FA_WALKED; j++) {
+                dp[i][j] *= s[i][j];
+                if constexpr (FA_IS_HALF(KIND)) {
+                    dp[i][j] *= walk->lift;
+                }
             }
-            exact += (float)dp[i][j];
-        }
-        fa_set_weights<KIND>(&ds[i], dp[i]);
-        if constexpr (FA_EVENS_OUT(KIND, PASS)) {
-            walk->sum[i] = fa_add_weights<KIND>(walk->sum[i], &ds[i]);
-            if (LEVEL == FA_FULL && a->softcap != 0) {
-                walk->sum[i] -= exact; /* what rounding took, no more */
-            }
-        }
-        if constexpr (FA_SUMS_ROWS(KIND, PASS, LEVEL)) {
-            walk->exact[i] += evening ? 0.0f : exact;
+            fa_set_weights<KIND>(&ds[i], dp[i]);
         }
     }
     if constexpr (LEVEL == FA_FULL && PASS == FA_BACKWARD_KV) {

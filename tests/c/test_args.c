@@ -273,6 +273,9 @@ static void passes_read_nothing_of_the_forward(test_run *run)
         plan_backward(run, &f);
         for (int step = 1; step < f.plan.count; step++) {
             const fa_args *args = fill(&f, step);
+            if (f.plan.step[step].prepare != 0) {
+                continue; /* which corrects what the first one made */
+            }
             CHECK(run, args->lse == NULL && args->lse_lo == NULL);
             CHECK(run, args->out_lo.data == NULL && args->out.data == NULL);
             CHECK(run, args->dlse.data == NULL);
@@ -393,7 +396,9 @@ static void gradients_that_are_not_wanted_have_no_address(test_run *run)
     check_tensors(run, &f, inputs, FA_SET_DV, 1);
     set_up(&f, FA_F32, FA_WANT_DK);
     plan_backward(run, &f);
-    fill(&f, 1);
+    fill(&f, 1); /* of the pass of dq the row sums alone */
+    check_tensors(run, &f, inputs, 0, 2);
+    fill(&f, 3);
     check_tensors(run, &f, inputs, FA_SET_DK, 1);
 }
 

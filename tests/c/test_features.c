@@ -118,14 +118,13 @@ static void dbias_is_the_last_step_in_the_widest_arithmetic(test_run *run)
             const fa_dtype arith = dtype == FA_F64 ? FA_F64 : FA_F32;
             int found = 0;
             for (int i = 0; i < plan.count; i++) {
-                found += plan.step[i].variant->pass == FA_BACKWARD_BIAS &&
-                         !plan.step[i].row_sums;
+                found += plan.step[i].variant->pass == FA_BACKWARD_BIAS;
             }
             CHECK(run, found == 1 && plan.step[0].prepare != 0);
             CHECK(run, last->variant->pass == FA_BACKWARD_BIAS);
             CHECK(run, last->variant->arith == arith);
             CHECK(run, last->only_unfit == 0 && fa_step_is_main(last));
-            if (wanted == 0 && fa_dtype_bytes(p.q.dtype) != 2) {
+            if (wanted == 0 && dtype == FA_F64) { /* others correct delta */
                 CHECK(run, plan.count == 2);
                 CHECK(run, plan.step[0].prepare == FA_SET_DOUT);
                 CHECK(run, plan.workspace.block_of[3] == FA_NOWHERE);
@@ -134,7 +133,6 @@ static void dbias_is_the_last_step_in_the_widest_arithmetic(test_run *run)
     }
 }
 
-/* With softcap: row sums by a pass of their own. */
 static void a_backward_of_bfloat16_with_dbias_has_the_most_steps(test_run *run)
 {
     char symbols[FA_SYMBOLS_CHARS];
@@ -144,7 +142,6 @@ static void a_backward_of_bfloat16_with_dbias_has_the_most_steps(test_run *run)
     fa_problem p = test_problem(2, 4, 2, 200, 300, 40);
     test_retype(&p, FA_BF16);
     test_add_bias(&p, FA_F32);
-    p.features.softcap = 2.0;
     const fa_gradients g = test_gradients(&p, ALL | FA_WANT_DBIAS);
     const fa_plan plan = test_plan_backward(run, &p, &g);
     CHECK(run, plan.count == FA_MAX_STEPS);
@@ -214,50 +211,42 @@ static int64_t elements_at(const fa_call *call, const void *data)
 }
 
 /* Which steps make row sums, and which read them. */
-static void check_row_sums(test_run *run, const fa_plan *plan, bool in_q)
+static void check_row_sums(test_run *run, const fa_plan *plan)
 {
-    const fa_pass maker = in_q ? FA_BACKWARD_Q : FA_BACKWARD_BIAS;
     int made = 0;
     int read = 0;
     for (int i = 0; i < plan->count; i++) {
         const fa_step *step = &plan->step[i];
         const fa_pass pass = step->variant->pass;
-        if (!step->row_sums) {
-            CHECK(run, pass != FA_BACKWARD_Q || !in_q);
-            continue;
-        }
-        CHECK(run, read == 0 && (pass == maker || pass == FA_PREPARE));
-        made += pass == maker;
-        read += pass == FA_PREPARE;
-        if (pass == FA_BACKWARD_BIAS) { /* of all keys of each head */
-            CHECK(run, step->grid[1] == 4 && step->grid[2] == 2);
-            CHECK(run,
-                  step->grid[0] == (uint32_t)(200 + step->variant->rows - 1) /
-                                       (uint32_t)step->variant->rows);
-        }
+        CHECK(run, step->row_sums == (pass == FA_BACKWARD_Q ||
+                                      (pass == FA_PREPARE && i > 0)));
+        CHECK(run, read == 0 || pass != FA_BACKWARD_Q);
+        CHECK(run, read == 1 || pass != FA_BACKWARD_BIAS);
+        made += pass == FA_BACKWARD_Q;
+        read += pass == FA_PREPARE && i > 0;
     }
     CHECK(run, made >= 1 && read == 1);
     CHECK(run, plan->workspace.row_sums != FA_NOWHERE);
 }
 
-static void delta_of_16_bits_is_corrected_for_dbias_and_dsink(test_run *run)
+static void delta_is_corrected_for_what_is_stored_in_fp32(test_run *run)
 {
     for (int i = 0; i < 4 * 4 * 2 * 2; i++) {
         const fa_dtype dtype = (fa_dtype)(i % 4);
         const uint32_t learned =
             (uint32_t)(i / 4) % 4 * FA_WANT_DBIAS; /* and dsink */
-        const bool with_q = (i / 16) % 2 != 0;
-        const bool with_cap = (i / 32) % 2 != 0;
+        const uint32_t wanted =
+            learned | ((i / 16) % 2 != 0 ? ALL : FA_WANT_DV);
+        const bool of_keys = dtype == FA_F32 && (wanted & FA_WANT_DK) != 0;
         fa_problem p = test_problem(2, 4, 2, 200, 300, 40);
         test_retype(&p, dtype);
         test_add_features(&p, FA_HAS_SINK);
         test_add_bias(&p, dtype);
-        p.features.softcap = with_cap ? 2.0 : 0.0;
-        const fa_gradients g =
-            test_gradients(&p, learned | (with_q ? ALL : FA_WANT_DK));
+        p.features.softcap = (i / 32) % 2 != 0 ? 2.0 : 0.0;
+        const fa_gradients g = test_gradients(&p, wanted);
         const fa_plan plan = test_plan_backward(run, &p, &g);
-        if (fa_dtype_bytes(dtype) == 2 && learned != 0) {
-            check_row_sums(run, &plan, !with_cap);
+        if (dtype != FA_F64 && (learned != 0 || of_keys)) {
+            check_row_sums(run, &plan);
             continue;
         }
         CHECK(run, plan.workspace.row_sums == FA_NOWHERE);
@@ -272,7 +261,7 @@ static void row_sums_go_from_one_pass_to_the_next(test_run *run)
     fa_problem p = test_problem(2, 4, 2, 200, 300, 40);
     p.lse = (void *)0xb000;
     test_add_features(&p, FA_HAS_SINK | FA_HAS_SOFTCAP);
-    fa_gradients g = test_gradients(&p, FA_WANT_DSINK);
+    fa_gradients g = test_gradients(&p, FA_WANT_DQ | FA_WANT_DSINK);
     g.dsink.data = (void *)0x9000;
     const fa_plan plan = test_plan_backward(run, &p, &g);
     fa_call call;
@@ -283,11 +272,7 @@ static void row_sums_go_from_one_pass_to_the_next(test_run *run)
     fa_call_fill(&p, &g, &plan, &plan.step[0], workspace, &call);
     CHECK(run, call.args.row_sums == NULL && call.args.dsink == g.dsink.data);
     fa_call_fill(&p, &g, &plan, &plan.step[1], workspace, &call);
-    CHECK(run, call.args.row_sums == sums && call.args.dbias.data == sums);
-    CHECK(run, call.args.dbias.stride[0] == 800 &&
-                   call.args.dbias.stride[1] == 200 &&
-                   call.args.dbias.stride[2] == 1 &&
-                   call.args.dbias.stride[3] == 0);
+    CHECK(run, call.args.row_sums == sums);
     CHECK(run, bytes_at(&call, sums, FA_WRITE) == 4);
     CHECK(run, elements_at(&call, sums) == 1600);
     fa_call_fill(&p, &g, &plan, &plan.step[2], workspace, &call);
@@ -328,15 +313,15 @@ static void dsink_alone_needs_no_gradient_pass(test_run *run)
         fa_gradients g = test_gradients(&p, FA_WANT_DSINK);
         g.dsink.data = (void *)0x9000;
         const fa_plan plan = test_plan_backward(run, &p, &g);
-        const bool narrow = fa_dtype_bytes(p.q.dtype) == 2; /* see above */
-        CHECK(run, plan.count == 1 || narrow);
+        const bool corrected = p.q.dtype != FA_F64; /* see above */
+        CHECK(run, plan.count == 1 || corrected);
         CHECK(run, (plan.step[0].prepare & FA_SET_DOUT) != 0);
         fa_call_fill(&p, &g, &plan, &plan.step[0], workspace, &call);
         CHECK(run, call.args.sink == p.features.sink.data);
         CHECK(run, call.args.dsink == g.dsink.data);
         CHECK(run, call.args.per_unit == 1.0 / p.scale);
         fa_plan_symbols(&plan, symbols);
-        CHECK_TEXT(run, symbols, plan.step[narrow].variant->symbol);
+        CHECK_TEXT(run, symbols, plan.step[corrected].variant->symbol);
     }
 }
 
@@ -540,12 +525,11 @@ static void slopes_of_one_batch_serve_all(test_run *run)
     CHECK(run, args.alibi == p.features.alibi.data);
 }
 
-/* Not those that are there for row sums alone. */
+/* The first one. */
 static const fa_step *step_of(const fa_plan *plan, fa_pass pass)
 {
     for (int i = 0; i < plan->count; i++) {
-        if (plan->step[i].variant->pass == pass &&
-            (pass == FA_BACKWARD_Q || !plan->step[i].row_sums)) {
+        if (plan->step[i].variant->pass == pass) {
             return &plan->step[i];
         }
     }
@@ -672,7 +656,7 @@ void test_features(test_run *run)
     RUN(run, the_grid_of_dbias_covers_the_bias_alone);
     RUN(run, a_bias_of_too_many_tiles_is_refused);
     RUN(run, dsink_alone_needs_no_gradient_pass);
-    RUN(run, delta_of_16_bits_is_corrected_for_dbias_and_dsink);
+    RUN(run, delta_is_corrected_for_what_is_stored_in_fp32);
     RUN(run, row_sums_go_from_one_pass_to_the_next);
     RUN(run, row_sums_without_dq_are_made_where_it_would_be);
     RUN(run, diagonals_say_what_masks_and_windows_say);

@@ -424,15 +424,16 @@ def all_wanted(p):
 
 def symbols(p, wanted):
     """What last_call() says of a backward."""
-    # Delta is corrected by what dS add up to: in the pass of dQ, unless softcap's slope
-    # is in them.
-    corrects = p.q.dtype in HALVES and wanted & (WANT_DBIAS | WANT_DSINK)
+    # Delta is corrected by what dS add up to in the pass of dQ; that of float32 comes
+    # first, for dK.
+    keys_too = p.q.dtype is torch.float32 and wanted & WANT_DK
+    wide = p.q.dtype is not torch.float64 and wanted & (WANT_DBIAS | WANT_DSINK)
     kinds = []
     if wanted & (WANT_DK | WANT_DV):
         kinds.append("bwd_kv")
-    if wanted & WANT_DQ or (corrects and not p.features.softcap):
-        kinds.append("bwd_q")
-    if wanted & WANT_DBIAS or (corrects and p.features.softcap):
+    if wanted & WANT_DQ or keys_too or wide:
+        kinds.insert(0 if keys_too else 1, "bwd_q")
+    if wanted & WANT_DBIAS:
         kinds.append("bwd_bias")
     return "+".join(symbol(p, kind) for kind in kinds)
 
