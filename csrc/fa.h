@@ -202,7 +202,7 @@ typedef struct fa_step {
     uint32_t grid[3];    /* in workgroups */
     uint32_t prepare;    /* FA_SET_* that FA_PREPARE looks at; else 0 */
     uint32_t only_unfit; /* as in fa_args */
-    bool row_sums;       /* fa_args has them */
+    bool row_sums;       /* as in fa_args */
     double products;     /* multiply-adds, without regard to what is hidden */
 } fa_step;
 
@@ -212,7 +212,6 @@ typedef struct fa_step {
 typedef struct fa_workspace {
     size_t bytes; /* 0: none is needed */
     size_t rows;  /* FA_ROW_NUMBERS for each query */
-    size_t row_sums;
     size_t scale_of[FA_PREPARED];
     size_t block_of[FA_PREPARED];
 } fa_workspace;

@@ -46,8 +46,9 @@ LONGEST = {
 
 
 def pytest_configure():
-    # Shells let what they start in the background ignore these, and it is inherited.
-    for number in (signal.SIGINT, signal.SIGQUIT):
+    # Shells let what they start in the background ignore these, nohup the last one, and
+    # it is inherited.
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             usual = number == signal.SIGINT and signal.default_int_handler
             signal.signal(number, usual or signal.SIG_DFL)

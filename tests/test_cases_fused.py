@@ -181,7 +181,7 @@ FILES = {
     "b74": (36, 0, set()),
 }
 GRADIENTS_OF_BIAS = {"b11": 4}
-ROW_SUMS = {"b11": 2}  # passes of dQ for an fp16 bias's gradient alone
+ROW_SUMS = {"b11": 4}  # passes of dQ for a bias's gradient alone
 
 
 @pytest.mark.skipif(

@@ -87,22 +87,34 @@ def test_flipped_bits_of_lds_are_wrong_and_blamed_on_their_kernel(
 
 
 @needs_simulator
-@pytest.mark.parametrize("softcap", [5.0, 0.0])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_a_wrong_dsink_is_blamed_on_the_kernel_that_corrects_delta(
-    simulated, monkeypatch, dtype, softcap
+    simulated, monkeypatch, dtype
 ):
     stock = _ops.backward_op
 
     def wrong(*given):
-        made = list(stock(*given))
-        if any(isinstance(x, float) and x == 5.0 for x in given) == bool(softcap):
-            made[4] = 2 * made[4]
-        return made
+        dq, dk, dv, dbias, dsink = stock(*given)
+        if dtype == "float32":  # all this is made of the same delta
+            dk, dbias = 2 * dk, 2 * dbias
+        return dq, dk, dv, dbias, 2 * dsink
 
     monkeypatch.setattr(_ops, "backward_op", wrong)
     (kernel,) = _selftest_cases.run(family(f"backward {dtype} d64 full"), "cpu")
-    assert kernel.startswith("fa_bwd_bias_" if softcap else "fa_bwd_q_")
+    assert kernel.startswith("fa_bwd_q_")
+
+
+@needs_simulator
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_a_wrong_dk_is_blamed_on_its_own_kernel_whatever_else_is_wrong(
+    simulated, monkeypatch, dtype
+):
+    stock = _ops.backward_op
+    twice = lambda *given: [2 * x for x in stock(*given)]  # noqa: E731
+    monkeypatch.setattr(_ops, "backward_op", twice)
+    wrong = _selftest_cases.run(family(f"backward {dtype} d64 full"), "cpu")
+    kinds = {kernel[: len("fa_bwd_kv")] for kernel in wrong}
+    assert kinds >= {"fa_bwd_kv", "fa_bwd_q_"}
 
 
 @needs_simulator

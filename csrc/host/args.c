@@ -335,32 +335,24 @@ static void fill_prepare(fa_call *call, const fa_problem *p,
 }
 
 static void fill_backward(fa_call *call, const fa_problem *p,
-                          const fa_gradients *g, uint32_t writes, void *rows)
+                          const fa_gradients *g, const fa_step *step,
+                          uint32_t writes, void *rows)
 {
     const bool of_keys = (writes & (FA_SET_DK | FA_SET_DV)) != 0;
     add_tensors(call, p, g, FA_SET_Q | FA_SET_K | FA_SET_V | FA_SET_DOUT,
                 writes);
     call->args.rows = rows;
-    add_numbers(call, p, rows, FA_ROW_NUMBERS, FA_READ);
+    add_numbers(call, p, rows, FA_ROW_NUMBERS,
+                step->row_sums ? FA_READ | FA_WRITE : FA_READ);
     add_features(call, p, of_keys);
 }
 
 static void fill_bias(fa_call *call, const fa_problem *p, const fa_gradients *g,
-                      void *rows)
+                      const fa_step *step, void *rows)
 {
-    fill_backward(call, p, g, 0, rows);
+    fill_backward(call, p, g, step, 0, rows);
     call->args.dbias = view_of(&g->dbias);
     add_access(call, &g->dbias, FA_WRITE);
-}
-
-/* What the dS of each query add up to, from the pass that makes them to the one
- * that reads them. */
-static void add_row_sums(fa_call *call, const fa_problem *p, fa_pass pass,
-                         void *sums)
-{
-    const fa_tensor t = fa_tensor_of_rows(sums, FA_F32, &p->q, p->q.size[2], 1);
-    call->args.row_sums = sums;
-    add_extra(call, &t, pass == FA_PREPARE ? FA_READ : FA_WRITE);
 }
 
 static fa_dtype gradient_dtype(const fa_problem *p, const fa_gradients *g)
@@ -399,6 +391,7 @@ void fa_call_fill(const fa_problem *p, const fa_gradients *g,
         .stored = (int32_t)p->q.dtype,
         .stored_grad = (int32_t)gradient_dtype(p, g),
         .only_unfit = step->only_unfit,
+        .row_sums = step->row_sums,
     };
     set_numbers(&call->args, p);
     if (plan->features != 0) {
@@ -415,15 +408,15 @@ void fa_call_fill(const fa_problem *p, const fa_gradients *g,
         access = FA_WRITE;
         break;
     case FA_BACKWARD_KV:
-        fill_backward(call, p, g, FA_SET_DK | FA_SET_DV, rows);
+        fill_backward(call, p, g, step, FA_SET_DK | FA_SET_DV, rows);
         arrays |= FA_SET_DOUT;
         break;
     case FA_BACKWARD_Q:
-        fill_backward(call, p, g, FA_SET_DQ, rows);
+        fill_backward(call, p, g, step, FA_SET_DQ, rows);
         arrays |= FA_SET_DOUT;
         break;
     case FA_BACKWARD_BIAS:
-        fill_bias(call, p, g, rows);
+        fill_bias(call, p, g, step, rows);
         arrays = 0; /* it converts nothing to fp16 */
         break;
     case FA_ROTARY: /* never a step of attention */
@@ -431,8 +424,4 @@ void fa_call_fill(const fa_problem *p, const fa_gradients *g,
         break;
     }
     add_arrays(call, p, w, workspace, arrays, scales, access);
-    if (step->row_sums) {
-        add_row_sums(call, p, step->variant->pass,
-                     place(workspace, w->row_sums));
-    }
 }

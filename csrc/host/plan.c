@@ -173,23 +173,18 @@ static size_t reserve(fa_workspace *w, int64_t count, size_t bytes)
     return at;
 }
 
-/* Places the numbers of queries and their sums if wanted, and the arrays of the
- * tensors in these sets (FA_SET_*). */
-static fa_status lay_out(const fa_problem *p, bool numbers, bool sums,
-                         uint32_t scales, uint32_t blocks, fa_workspace *w,
-                         fa_error *error)
+/* Places the numbers of queries if wanted, and the arrays of the tensors in
+ * these sets (FA_SET_*). */
+static fa_status lay_out(const fa_problem *p, bool numbers, uint32_t scales,
+                         uint32_t blocks, fa_workspace *w, fa_error *error)
 {
     const int64_t queries = p->q.size[0] * p->q.size[1] * p->q.size[2];
     const fa_tensor *const rows_of[FA_PREPARED] = {&p->q, &p->k, &p->v, &p->q};
     const size_t number_bytes = fa_dtype_bytes(fa_dtype_of_sums(p->q.dtype));
     w->bytes = 0;
     w->rows = FA_NOWHERE;
-    w->row_sums = FA_NOWHERE;
     if (numbers) {
         w->rows = reserve(w, queries * FA_ROW_NUMBERS, number_bytes);
-    }
-    if (sums) {
-        w->row_sums = reserve(w, queries, sizeof(float));
     }
     for (int i = 0; i < FA_PREPARED; i++) {
         const int64_t *size = rows_of[i]->size;
@@ -267,7 +262,7 @@ fa_status fa_plan_forward(const fa_problem *p, fa_plan *plan, fa_error *error)
     const fa_step usual = {0};
     const fa_step prepare = {.prepare = prepared};
     const fa_step unfit = {.only_unfit = 1};
-    status = lay_out(p, false, false, fast ? prepared : 0, fast ? prepared : 0,
+    status = lay_out(p, false, fast ? prepared : 0, fast ? prepared : 0,
                      &made.workspace, error);
     if (fast && status == FA_OK) {
         status = add_step(p, &made, FA_PREPARE, ANY_ARITH, prepare, error);
@@ -378,7 +373,7 @@ static fa_status plan_without_keys(const fa_problem *p, const fa_gradients *g,
     if ((g->wanted & FA_WANT_DSINK) == 0 || fa_tensor_is_empty(&p->q)) {
         return FA_OK;
     }
-    fa_status status = lay_out(p, true, false, 0, 0, &plan->workspace, error);
+    fa_status status = lay_out(p, true, 0, 0, &plan->workspace, error);
     return status == FA_OK
                ? add_step(p, plan, FA_PREPARE, ANY_ARITH, prepare, error)
                : status;
@@ -399,8 +394,8 @@ static fa_status plan_steps(const fa_problem *p, const fa_gradients *g,
     const fa_step usual = {0};
     const fa_step prepare = {.prepare = prepared};
     const fa_step unfit = {.only_unfit = 1};
-    fa_status status = lay_out(p, true, corrects_delta(p, g), fast ? all : 0,
-                               packs ? prepared : 0, &plan->workspace, error);
+    fa_status status = lay_out(p, true, fast ? all : 0, packs ? prepared : 0,
+                               &plan->workspace, error);
     if (status == FA_OK) {
         status = add_step(p, plan, FA_PREPARE, ANY_ARITH, prepare, error);
     }

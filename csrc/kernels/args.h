@@ -162,11 +162,6 @@ typedef struct fa_args {
                      * that is double; NULL: not wanted, or not known */
     void *rows;    /* (B, H, Sq, FA_ROW_NUMBERS) contiguous, type of lse: what
                      * the backward needs to know of each query */
-    float *row_sums; /* (B, H, Sq) contiguous: what the dS of a query add up to
-                      * before softcap's slope and rounding; FA_BACKWARD_Q
-                      * writes it, and a FA_PREPARE behind it takes from it the
-                      * delta of these dP, for dbias, dsink and float's dk;
-                      * NULL: not wanted */
     float *scale_of[FA_PREPARED];    /* (B, heads, rows): the power of two that
                                       * brings a bf16 row into fp16's range */
     fa_block *block_of[FA_PREPARED]; /* (B, heads, ceil(rows / 64)) */
@@ -208,6 +203,11 @@ typedef struct fa_args {
     uint32_t prepare_blocks; /* of grid.x for each of those tensors */
     uint32_t only_unfit; /* 1: a workgroup runs only if its data does not fit
                           * fp16 (fit.h), 0: always */
+    uint32_t row_sums;   /* 1: FA_BACKWARD_Q puts what the dS of a query add up
+                        * to, before softcap's slope and rounding, in place of
+                        * FA_DS_SUM, and the FA_PREPARE behind it makes of that
+                        * the delta of these dP, for dbias, dsink and the dk of
+                        * float */
 } fa_args;
 
 /* -- rotary positions ------------------------------------------------------ */
@@ -253,9 +253,9 @@ static_assert(sizeof(fa_span_of_key) == 8, "part of the kernel ABI");
 static_assert(sizeof(fa_blocks) == 40, "fa_blocks is part of the kernel ABI");
 static_assert(sizeof(fa_args) == 840, "fa_args is part of the kernel ABI");
 static_assert(offsetof(fa_args, lse) == 608, "fa_args layout");
-static_assert(offsetof(fa_args, scale_of) == 640, "fa_args layout");
-static_assert(offsetof(fa_args, scale) == 704, "fa_args layout");
-static_assert(offsetof(fa_args, only_unfit) == 836, "fa_args layout");
+static_assert(offsetof(fa_args, scale_of) == 632, "fa_args layout");
+static_assert(offsetof(fa_args, scale) == 696, "fa_args layout");
+static_assert(offsetof(fa_args, row_sums) == 832, "fa_args layout");
 static_assert(sizeof(fa_rotary_args) == 280, "part of the kernel ABI");
 static_assert(offsetof(fa_rotary_args, cos) == 160, "fa_rotary_args layout");
 static_assert(offsetof(fa_rotary_args, seqlen) == 240, "fa_rotary_args layout");

@@ -78,29 +78,6 @@ fa_store_gradient(fa_args_in a, int view, uint32_t set, uint32_t place,
     }
 }
 
-/* FA_SUMS_ROWS. */
-template <int LEVEL, int KIND, int DIM, int OWN, int PASS>
-static FA_DEVICE void
-fa_store_row_sums(fa_args_in a, const fa_walk<KIND, DIM, OWN, PASS> *walk,
-                  uint32_t place, int first, uint32_t tid)
-{
-    uint32_t at = fa_uniform(place);
-    FA_GLOBAL float *to =
-        (FA_GLOBAL float *)a->row_sums +
-        ((int64_t)(at >> 16) * a->heads + (at & 0xffff)) * a->seqlen_q;
-    float factor = fa_inverse_power(walk->lift);
-
-#pragma unroll
-    for (int i = 0; i < OWN; i++) {
-        float own = LEVEL == FA_FULL ? walk->due.exact[i] : walk->due.sum[i];
-        float sum = fa_sum8(own) * factor;
-        int row = first + fa_own_row(OWN, tid, i);
-        if ((tid & 7) == 0 && row < a->seqlen_q) {
-            to[row] = FA_IS_HALF(KIND) ? sum * (1.0f / FA_P_SCALE) : sum;
-        }
-    }
-}
-
 template <int LEVEL, int KIND, int DIM, int OWN, int PASS>
 static FA_DEVICE void
 fa_store_sums(fa_args_in a, const fa_walk<KIND, DIM, OWN, PASS> *walk,
@@ -332,12 +309,6 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
             walk.first_sum, &walk.due, fa_again(args), own_place, first,
             FA_IS_HALF(KIND) ? walk.lift * FA_P_SCALE : 1.0f, walk.x_scale,
             walk_place, lds + L::AREA_AT, tid);
-    }
-    if constexpr (FA_SUMS_ROWS(KIND, PASS, LEVEL)) {
-        a = fa_again(args);
-        if (a->row_sums != nullptr) {
-            fa_store_row_sums<LEVEL>(a, &walk, own_place, first, tid);
-        }
     }
     fa_store_sums<LEVEL>(fa_again(args), &walk, own_place, first, lds, tid);
 }

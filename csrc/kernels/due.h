@@ -48,6 +48,13 @@ template <int OWN> static FA_DEVICE void fa_clear_due(fa_due<OWN> *due)
     }
 }
 
+/* In pairs, so that few roundings follow one another. */
+static FA_DEVICE float fa_sum_walked(const float x[FA_WALKED])
+{
+    static_assert(FA_WALKED == 8, "the pairs below");
+    return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+}
+
 /* Row i's weights of the tile at `walked`. */
 template <int OWN>
 static FA_DEVICE void fa_note_best(fa_due<OWN> *due, int i,
@@ -125,9 +132,30 @@ static FA_DEVICE void fa_add_keys(float sum[OWN][DIM / 8], const fa_matrix *k,
     }
 }
 
+/* fa_args.row_sums of this lane's row i.  whole: what a sum of 1 is. */
+template <int KIND, int LEVEL, int OWN>
+static FA_DEVICE void fa_store_row_sum(fa_args_in a, const fa_due<OWN> *due,
+                                       int i, uint32_t place, int row,
+                                       float whole, uint32_t tid)
+{
+    uint32_t at = fa_uniform(place);
+    int64_t start =
+        ((int64_t)(at >> 16) * a->heads + (at & 0xffff)) * a->seqlen_q;
+    float sum = fa_sum8(LEVEL == FA_FULL ? due->exact[i] : due->sum[i]);
+
+    if ((tid & 7) == 0 && row < a->seqlen_q) {
+        ((FA_GLOBAL float *)
+             a->rows)[(start + row) * FA_ROW_NUMBERS + FA_DS_SUM] = sum / whole;
+    }
+}
+
+/* Whether the pass can: what is rounded to fp16 is known apart with features
+ * alone. */
+#define FA_SUMS_ROWS(KIND, LEVEL) ((KIND) == FA_F32 || (LEVEL) == FA_FULL)
+
 /* sum: of dQ, in the units of `due` times k's numbers times k_scale.
- * whole: what a sum of 1 is in these units.  place, first: of the queries.
- * `area`: where shares lie. */
+ * whole: what a sum of 1 is in these units, a power of two.  place, first: of
+ * the queries.  `area`: where shares lie. */
 template <int KIND, int LEVEL, int DIM, int OWN>
 static FA_DEVICE void
 fa_give_due(float sum[OWN][DIM / 8], const fa_due<OWN> *due, fa_args_in a,
@@ -136,29 +164,42 @@ fa_give_due(float sum[OWN][DIM / 8], const fa_due<OWN> *due, fa_args_in a,
 {
     const float least = FA_IS_HALF(KIND) ? 0.25f * FA_P_SCALE : 0.25f;
     fa_matrix k = fa_matrix_at<KIND>(a, FA_K_AT, key_place);
+    float lacks[OWN];
 
-    fa_barrier(); /* what was in LDS is read, also where there was no step */
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
         int row = first + fa_own_row(OWN, tid, i);
-        float lacks = fa_row_number<FA_F32>(a, place, row, FA_DS_SUM) * whole;
+        lacks[i] = fa_row_number<FA_F32>(a, place, row, FA_DS_SUM) * whole;
+    }
+    /* What was in LDS is read, also where there was no step; and so are the
+     * numbers of the last row, which others look at, too. */
+    fa_barrier();
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        int row = first + fa_own_row(OWN, tid, i);
         float keys = LEVEL == FA_FULL ? fa_sum8(due->weight[i]) : 1.0f;
         if (LEVEL == FA_FULL && a->softcap != 0) {
-            lacks -= fa_sum8(due->exact[i]);
-            lacks *= fa_sum8(due->slope[i]) / keys;
+            lacks[i] -= fa_sum8(due->exact[i]);
+            lacks[i] *= fa_sum8(due->slope[i]) / keys;
         }
-        lacks -= fa_sum8(due->sum[i]);
+        lacks[i] -= fa_sum8(due->sum[i]);
         if (LEVEL == FA_FULL && keys < least) {
-            lacks *= keys / least;
+            lacks[i] *= keys / least;
         }
         float weight = fa_bits<float>(due->best[i] & ~7u);
         float all = fa_sum8(weight);
         /* NaN: it is not known, or the row is NaN anyway */
-        bool some = weight > 0.0f && lacks == lacks;
-        float share = some ? lacks * k_scale * (weight / all) : 0.0f;
+        bool some = weight > 0.0f && lacks[i] == lacks[i];
+        float share = some ? lacks[i] * k_scale * (weight / all) : 0.0f;
         int key = due->at[i] + (int)(tid & 7) + 8 * (int)(due->best[i] & 7);
         fa_lds_store2(area + tid * 8 + i * (FA_THREADS * 8),
                       (uint32_t)(some ? key : 0), fa_bits<uint32_t>(share));
+        if constexpr (FA_SUMS_ROWS(KIND, LEVEL)) {
+            if (a->row_sums != 0) {
+                fa_store_row_sum<KIND, LEVEL>(a, due, i, place, row, whole,
+                                              tid);
+            }
+        }
     }
     fa_wave_sync();
     fa_steps steps = fa_steps_of<KIND>(&k);

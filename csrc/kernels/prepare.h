@@ -286,7 +286,7 @@ static FA_DEVICE void fa_set_row(fa_args_in a, int64_t at, int head,
     to[FA_DS_SUM] = known ? sum : (Number)__builtin_nanf("");
 }
 
-/* The delta of query `at` from row_sums, and dsink by it.  That of the
+/* The delta of query `at` from its row sum, and dsink by it.  That of the
  * output lacks what rounding took from the weights that made it, and has
  * roundings of its own where dP has others; in dbias, dsink and dk, if they
  * are fp32, this would be most of their error.  Of an lse that is of more keys
@@ -296,16 +296,16 @@ static FA_DEVICE void fa_correct_row(fa_args_in a, int64_t at, int head,
 {
     FA_GLOBAL float *to = (FA_GLOBAL float *)a->rows + at * FA_ROW_NUMBERS;
     bool with_sink = a->sink != nullptr;
-    float weight = with_sink ? fa_sink_weight<float>(a, head, to) : 0.0f;
-    float delta = to[FA_DELTA]; /* less dlse, as the sum had it */
+    double weight = with_sink ? fa_sink_weight<float>(a, head, to) : 0.0f;
+    double delta = to[FA_DELTA]; /* less dlse, as the sum had it */
 
     if (a->lse_lo == nullptr) {
         return;
     }
-    delta = a->row_sums[at] - dlse + fa_fma(-weight, delta, delta);
-    to[FA_DELTA] = delta;
+    delta = (double)to[FA_DS_SUM] - dlse + (1.0 - weight) * delta;
+    to[FA_DELTA] = (float)delta;
     if (with_sink && a->dsink != nullptr) {
-        ((FA_GLOBAL float *)a->dsink)[at] = -weight * delta;
+        ((FA_GLOBAL float *)a->dsink)[at] = (float)(-weight * delta);
     }
 }
 
@@ -387,7 +387,7 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
         block * FA_BLOCK_ROWS >= rows) {
         return;
     }
-    if (!IS_DOUBLE && a->row_sums != nullptr) {
+    if (!IS_DOUBLE && a->row_sums != 0) {
         int row = block * FA_BLOCK_ROWS + (int)tid;
         if (tid < FA_BLOCK_ROWS && row < rows) {
             fa_correct_row(a, ((int64_t)batch * heads + head) * rows + row,

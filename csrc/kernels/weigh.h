@@ -27,11 +27,6 @@ struct fa_backward_layout : FA_BACKWARD_BASE(KIND, DIM, OWN, PASS) {
     };
 };
 
-/* Whether the pass can write row_sums: what dS add up to before they are
- * rounded, and before softcap's slope. */
-#define FA_SUMS_ROWS(KIND, PASS, LEVEL) \
-    (FA_EVENS_OUT(KIND, PASS) && ((KIND) == FA_F32 || (LEVEL) == FA_FULL))
-
 /* What a workgroup knows of itself while it walks. */
 template <int KIND, int DIM, int OWN, int PASS> struct fa_walk {
     FA_NUMBER(KIND) first_sum[OWN][DIM / 8];  /* dK, or dQ: of dS and X */
@@ -135,30 +130,26 @@ fa_weigh_row(fa_due<OWN> *due, int i, float dp[FA_WALKED],
 {
     bool turns = LEVEL == FA_FULL && a->softcap != 0;
     fa_weights<KIND> ds;
-    float exact = 0.0f;
-    float weight = 0.0f;
 
 #pragma unroll
     for (int j = 0; j < FA_WALKED; j++) {
-        weight += p[j];
         dp[j] *= p[j];
         if constexpr (FA_IS_HALF(KIND)) {
             dp[j] *= lift;
         }
-        exact += dp[j];
     }
+    float exact = fa_sum_walked(dp);
     if (LEVEL == FA_FULL) {
-        due->weight[i] += weight;
+        due->weight[i] += fa_sum_walked(p);
         due->exact[i] += exact;
     }
     if (turns) {
-        exact = 0.0f;
 #pragma unroll
         for (int j = 0; j < FA_WALKED; j++) {
             dp[j] *= slope[j];
-            exact += dp[j];
             due->slope[i] = fa_fma(p[j], slope[j], due->slope[i]);
         }
+        exact = fa_sum_walked(dp);
     }
     fa_set_weights<KIND>(&ds, dp);
     due->sum[i] = FA_IS_HALF(KIND) ? fa_add_weights<KIND>(due->sum[i], &ds)

@@ -226,7 +226,6 @@ static void check_row_sums(test_run *run, const fa_plan *plan)
         read += pass == FA_PREPARE && i > 0;
     }
     CHECK(run, made >= 1 && read == 1);
-    CHECK(run, plan->workspace.row_sums != FA_NOWHERE);
 }
 
 static void delta_is_corrected_for_what_is_stored_in_fp32(test_run *run)
@@ -249,7 +248,6 @@ static void delta_is_corrected_for_what_is_stored_in_fp32(test_run *run)
             check_row_sums(run, &plan);
             continue;
         }
-        CHECK(run, plan.workspace.row_sums == FA_NOWHERE);
         for (int k = 0; k < plan.count; k++) {
             CHECK(run, !plan.step[k].row_sums);
         }
@@ -268,18 +266,18 @@ static void row_sums_go_from_one_pass_to_the_next(test_run *run)
     if (!CHECK(run, plan.count == 3)) {
         return;
     }
-    void *const sums = (char *)workspace + plan.workspace.row_sums;
     fa_call_fill(&p, &g, &plan, &plan.step[0], workspace, &call);
-    CHECK(run, call.args.row_sums == NULL && call.args.dsink == g.dsink.data);
+    const void *rows = call.args.rows;
+    CHECK(run, call.args.row_sums == 0 && call.args.dsink == g.dsink.data);
     fa_call_fill(&p, &g, &plan, &plan.step[1], workspace, &call);
-    CHECK(run, call.args.row_sums == sums);
-    CHECK(run, bytes_at(&call, sums, FA_WRITE) == 4);
-    CHECK(run, elements_at(&call, sums) == 1600);
+    CHECK(run, call.args.row_sums == 1 && call.args.rows == rows);
+    CHECK(run, bytes_at(&call, rows, FA_READ | FA_WRITE) == 4);
+    CHECK(run, elements_at(&call, rows) == (int64_t)1600 * FA_ROW_NUMBERS);
     fa_call_fill(&p, &g, &plan, &plan.step[2], workspace, &call);
-    CHECK(run, call.args.row_sums == sums && call.args.dsink == g.dsink.data);
+    CHECK(run, call.args.row_sums == 1 && call.args.rows == rows);
+    CHECK(run, call.args.dsink == g.dsink.data);
     CHECK(run, call.args.prepare == FA_SET_DOUT);
-    CHECK(run, bytes_at(&call, sums, FA_READ) == 4);
-    CHECK(run, bytes_at(&call, call.args.rows, FA_READ | FA_WRITE) == 4);
+    CHECK(run, bytes_at(&call, rows, FA_READ | FA_WRITE) == 4);
     CHECK(run, call.args.out.data == NULL && call.args.dout.data == NULL);
 }
 
@@ -296,10 +294,9 @@ static void row_sums_without_dq_are_made_where_it_would_be(test_run *run)
     }
     CHECK(run, plan.step[1].variant->pass == FA_BACKWARD_Q);
     fa_call_fill(&p, &g, &plan, &plan.step[1], workspace, &call);
-    void *const sums = (char *)workspace + plan.workspace.row_sums;
     CHECK(run, call.args.dq.data == NULL && call.args.dbias.data == NULL);
-    CHECK(run, call.args.row_sums == sums);
-    CHECK(run, bytes_at(&call, sums, FA_WRITE) == 4);
+    CHECK(run, call.args.row_sums == 1);
+    CHECK(run, bytes_at(&call, call.args.rows, FA_READ | FA_WRITE) == 4);
 }
 
 static void dsink_alone_needs_no_gradient_pass(test_run *run)

@@ -216,7 +216,6 @@ static void float32_goes_over_queries_first_for_the_delta_of_dk(test_run *run)
         } else {
             check_steps(run, &plan, 3, (expected_step[]){prepare, kv, q});
         }
-        CHECK(run, (plan.workspace.row_sums != FA_NOWHERE) == sums);
         for (int i = 0; i < plan.count; i++) {
             CHECK(run, plan.step[i].row_sums == (sums && (i == 1 || i == 2)));
         }
@@ -344,20 +343,20 @@ static void grids_cover_every_row_head_and_batch(test_run *run)
 
 /* The arrays lie inside the workspace, aligned, without overlap. */
 static void check_workspace(test_run *run, const fa_plan *plan,
-                            size_t rows_bytes, size_t sums_bytes,
-                            const size_t scales[4], const size_t blocks[4])
+                            size_t rows_bytes, const size_t scales[4],
+                            const size_t blocks[4])
 {
     const fa_workspace *w = &plan->workspace;
     size_t end = 0;
-    size_t at[10] = {w->rows, w->row_sums};
-    size_t bytes[10] = {rows_bytes, sums_bytes};
+    size_t at[9] = {w->rows};
+    size_t bytes[9] = {rows_bytes};
     for (int i = 0; i < 4; i++) {
-        at[2 + 2 * i] = w->scale_of[i];
-        bytes[2 + 2 * i] = scales[i];
-        at[3 + 2 * i] = w->block_of[i];
-        bytes[3 + 2 * i] = blocks[i];
+        at[1 + 2 * i] = w->scale_of[i];
+        bytes[1 + 2 * i] = scales[i];
+        at[2 + 2 * i] = w->block_of[i];
+        bytes[2 + 2 * i] = blocks[i];
     }
-    for (int i = 0; i < 10; i++) {
+    for (int i = 0; i < 9; i++) {
         if (bytes[i] == 0) {
             CHECK(run, at[i] == FA_NOWHERE);
             continue;
@@ -376,17 +375,16 @@ static void the_workspace_holds_what_the_steps_exchange(test_run *run)
     fa_problem p = test_problem(2, 4, 2, 65, 129, 40);
     fa_gradients g = test_gradients(&p, ALL);
     fa_plan plan = test_plan_backward(run, &p, &g);
-    check_workspace(run, &plan, numbers * 4, 0, (size_t[4]){0},
+    check_workspace(run, &plan, numbers * 4, (size_t[4]){0},
                     (size_t[4]){0, 0, 12 * 8, 16 * 8});
     test_retype(&p, FA_F32);
     g = test_gradients(&p, ALL);
     plan = test_plan_backward(run, &p, &g);
-    check_workspace(run, &plan, numbers * 4, 520 * 4, (size_t[4]){0},
-                    (size_t[4]){0});
+    check_workspace(run, &plan, numbers * 4, (size_t[4]){0}, (size_t[4]){0});
     test_retype(&p, FA_F64);
     g = test_gradients(&p, ALL);
     plan = test_plan_backward(run, &p, &g);
-    check_workspace(run, &plan, numbers * 8, 0, (size_t[4]){0}, (size_t[4]){0});
+    check_workspace(run, &plan, numbers * 8, (size_t[4]){0}, (size_t[4]){0});
 }
 
 static void bfloat16_needs_a_scale_for_each_row(test_run *run)
@@ -399,11 +397,11 @@ static void bfloat16_needs_a_scale_for_each_row(test_run *run)
     test_retype(&p, FA_BF16);
     const fa_gradients g = test_gradients(&p, ALL);
     fa_plan plan = test_plan_backward(run, &p, &g);
-    check_workspace(run, &plan, numbers * 4, 0,
+    check_workspace(run, &plan, numbers * 4,
                     (size_t[4]){520 * 4, 516 * 4, 516 * 4, 520 * 4},
                     (size_t[4]){16 * 8, 12 * 8, 12 * 8, 16 * 8});
     plan = test_plan_forward(run, &p);
-    check_workspace(run, &plan, 0, 0, (size_t[4]){520 * 4, 516 * 4, 516 * 4, 0},
+    check_workspace(run, &plan, 0, (size_t[4]){520 * 4, 516 * 4, 516 * 4, 0},
                     (size_t[4]){16 * 8, 12 * 8, 12 * 8, 0});
 }
 
