@@ -43,6 +43,7 @@ from helpers.features import (
     math_path,
     problem,
     ratios,
+    ratios_together,
     run,
     seed_of,
     seen_by,
@@ -52,6 +53,8 @@ from helpers.kernels import DEVICE, FULL, HALVES
 
 if DEVICE == "cpu":
     pytestmark = needs_simulator
+
+DRAWS = 20
 
 ROWS = covering(DIMENSIONS, allowed, strength=3 if FULL else 2, seed=7)
 
@@ -69,23 +72,44 @@ def chance(*sizes, seed=6):
     return torch.rand(sizes, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
+def check_rest(p, results, reference):
+    """What the contract says of single problems, beside errors relative to math's."""
+    assert lse_error(p, results.lse, reference) <= 1
+    blind = ~seen_by(p).any(-1).to(DEVICE)
+    assert not results.out[blind].any() and not results.dq[blind].any()
+
+
 def check(p):
     """Runs forward and backward and holds everything against the contract."""
     results, reference = run(p), exact(p)
     found = ratios(p, results, reference=reference)
-    # With one row both errors are a few roundings of float32, and which are larger is
-    # luck. Observed: 1.43; FA_TEST=full has five problems beyond (docs/accuracy.md).
-    allowed = 1.5 if p.q.dtype is torch.float32 and p.q.size(2) == 1 else 1.0
-    assert max(found.values()) <= allowed, found
-    assert lse_error(p, results.lse, reference) <= 1
-    blind = ~seen_by(p).any(-1).to(DEVICE)
-    assert not results.out[blind].any() and not results.dq[blind].any()
+    assert max(found.values()) <= 1, found
+    check_rest(p, results, reference)
     return results
+
+
+def check_draws(draw):
+    """The same for draw(0), draw(1), ... together. With one row or one channel the
+    errors of a single draw, math's too, are a handful of roundings of float32 that may
+    all be small by luck."""
+    problems = [draw(seed) for seed in range(DRAWS)]
+    results, references = [run(p) for p in problems], [exact(p) for p in problems]
+    found = ratios_together(problems, results, references)
+    assert max(found.values()) <= 1, found
+    for each in zip(problems, results, references):
+        check_rest(*each)
+
+
+def is_small(dtype, rows, dim):
+    return dtype is torch.float32 and (rows == 1 or dim == 1)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=name_of)
 def test_every_pair_of_features_is_accurate(row):
-    check(build(row))
+    if is_small(KINDS[row["kind"]][0], row["lengths"][0], row["dims"][0]):
+        check_draws(lambda seed: build(row, seed))
+    else:
+        check(build(row))
 
 
 def everything(p):
@@ -112,7 +136,13 @@ def test_every_kernel_with_features_is_accurate(kind, dim):
 @pytest.mark.parametrize("dim, dim_v", [(1, 1), (2, 9), (9, 2), (65, 3), (8, 130)])
 @some_kinds
 def test_any_head_dims_with_features(kind, dim, dim_v):
-    check(everything(make(kind, 20, 70, dim, dim_v=dim_v, heads=2)))
+    def draw(seed):
+        return everything(make(kind, 20, 70, dim, dim_v=dim_v, heads=2, draw=seed))
+
+    if is_small(KINDS[kind][0], 20, dim):
+        check_draws(draw)
+    else:
+        check(draw(0))
 
 
 # --------------------------------------------------------------------------- bias

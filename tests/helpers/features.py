@@ -521,15 +521,37 @@ def ratios(p, results, *, reference=None, yardstick=None):
     """name -> error in units of what is allowed, for out and the gradients that are
     there; pass if all are at most 1."""
     reference = reference or exact(p)
-    yardstick = yardstick or math_path(p)
+    return _ratios([p], results, reference, yardstick or math_path(p))
+
+
+def ratios_together(problems, results, references):
+    """The same of several draws of a problem, as if their results were one tensor."""
+    yardsticks = [math_path(p) for p in problems]
+    parts = (_side_by_side(x) for x in (results, references, yardsticks))
+    return _ratios(problems, *parts)
+
+
+def _side_by_side(draws):
+    """Results with the elements of all draws."""
+
+    def join(tensors):
+        if tensors[0] is None:
+            return None
+        flat = [x.reshape(-1) for x in tensors]
+        return torch.cat(flat) if isinstance(flat[0], torch.Tensor) else np.hstack(flat)
+
+    return Results(*map(join, zip(*draws)))
+
+
+def _ratios(problems, results, reference, yardstick):
     found = {}
     for name in ("out", *GRADIENTS):
         got, own = getattr(results, name), getattr(reference, name)
         if got is None:
             continue
         assert tuple(got.shape) == own.shape and torch.isfinite(got).all()
-        stays = noise(p, name)
-        if p.q.dtype is not torch.float64:
+        stays = max(noise(p, name) for p in problems)
+        if problems[0].q.dtype is not torch.float64:
             found[name] = ratio(got, own, getattr(yardstick, name), stays)
         elif np.abs(own).max(initial=0) > stays:
             found[name] = error(got, own) / ABSOLUTE
