@@ -242,8 +242,7 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
             s, a, a->head_dim, lds, lds, &tile_a, &x, walked,
             FA_WALKED_ARRAYS(KIND, PASS), kept, &staged, &next, active, &tid);
         fa_clear_products<OWN>(dp);
-        if (LEVEL == FA_PLAIN && KIND != FA_BF16) {
-            /* else later: products of scaled rows, or dropout, come first */
+        if (FA_TAKES_EARLY(KIND, LEVEL)) {
             fa_take<KIND, OWN, PASS>(dp, FA_DELTA, &walk.own, lds + L::AREA_AT,
                                      tid);
         }

@@ -27,6 +27,12 @@ struct fa_backward_layout : FA_BACKWARD_BASE(KIND, DIM, OWN, PASS) {
     };
 };
 
+/* Whether delta is taken from dP before its products are summed, which costs
+ * no instruction; but products of scaled rows, or dropout, come first, and in
+ * fp32 dP is to have the roundings that a corrected delta has. */
+#define FA_TAKES_EARLY(KIND, LEVEL) \
+    ((LEVEL) == FA_PLAIN && (KIND) != FA_BF16 && (KIND) != FA_F32)
+
 /* What a workgroup knows of itself while it walks. */
 template <int KIND, int DIM, int OWN, int PASS> struct fa_walk {
     FA_NUMBER(KIND) first_sum[OWN][DIM / 8];  /* dK, or dQ: of dS and X */
@@ -178,9 +184,9 @@ fa_weigh(fa_walk<KIND, DIM, OWN, PASS> *walk, FA_NUMBER(KIND) s[OWN][FA_WALKED],
         fa_lds undo = lds + L::UNDO_AT;
         fa_undo_scales<OWN>(s, undo, area, true, tid);
         fa_undo_scales<OWN>(dp, undo + L::ROWS * 4, area, false, tid);
-        if (LEVEL == FA_PLAIN) {
-            fa_take<KIND, OWN, PASS>(dp, FA_DELTA, &walk->own, area, tid);
-        }
+    }
+    if (LEVEL == FA_PLAIN && !FA_TAKES_EARLY(KIND, LEVEL)) {
+        fa_take<KIND, OWN, PASS>(dp, FA_DELTA, &walk->own, area, tid);
     }
     if constexpr (LEVEL == FA_FULL) {
         if (a->seed != nullptr) {
