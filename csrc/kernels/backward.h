@@ -97,6 +97,9 @@ fa_store_sums(fa_args_in a, const fa_walk<KIND, DIM, OWN, PASS> *walk,
     if (KV && LEVEL == FA_FULL) {
         second_factor *= (FA_NUMBER(KIND))a->keep_scale;
     }
+    if (FA_EVENS_OUT(KIND, PASS)) {
+        first_factor *= (FA_NUMBER(KIND))(1.0f / FA_EVEN_SCALE(KIND));
+    }
     if (walk->with_second) {
         fa_store_gradient<KIND, DIM, OWN, L::LDS_BYTES>(
             a, FA_VIEW(dv), FA_SET_DV, place, first, a->seqlen_k, a->head_dim_v,
@@ -203,6 +206,7 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
         walk_place += 1;
         t = fa_start_tour<LEVEL, PASS>(a, &tour, walk_place, first, ROWS);
     }
+    int start = t; /* FA_EVENS_OUT */
     if (t < tour.range.end) {
         fa_tile x = fa_tile_of(FA_X_AT(PASS), walk_place, t * FA_WALK, 0);
         fa_next next;
@@ -213,6 +217,7 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
             fa_settle<L>(lds + L::B_AT, &staged, a, &tile_b, tid);
         }
     }
+    bool evening = false; /* FA_EVENS_OUT: in the step behind the last one */
     while (t < tour.range.end) {
         a = fa_again(args);
         int at = t * FA_WALK;
@@ -236,8 +241,9 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
 
         /* S = A X^T, dP - delta = B Y^T - delta */
         fa_clear_products<OWN>(s);
-        fa_set_next(&next, walk.with_first ? FA_ROWS_OF : FA_COLUMNS_OF, &y,
-                    &tile_b);
+        fa_set_next(&next,
+                    walk.with_first && !evening ? FA_ROWS_OF : FA_COLUMNS_OF,
+                    evening ? &x : &y, &tile_b);
         fa_walk_rows<L, LEVEL == FA_FULL && KV>(
             s, a, a->head_dim, lds, lds, &tile_a, &x, walked,
             FA_WALKED_ARRAYS(KIND, PASS), kept, &staged, &next, active, &tid);
@@ -246,7 +252,7 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
             fa_take<KIND, OWN, PASS>(dp, FA_DELTA, &walk.own, lds + L::AREA_AT,
                                      tid);
         }
-        if (walk.with_first) {
+        if (walk.with_first && !evening) {
             fa_set_next(&next, FA_COLUMNS_OF, walk.with_second ? &y : &x,
                         &tile_b);
             fa_walk_rows<L, false>(dp, a, a->head_dim_v, lds + L::B_AT, lds,
@@ -257,8 +263,9 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
          * products and weights in registers of their own. */
         a = fa_again(a);
         bool masked = !fa_all_seen<LEVEL, PASS>(a, wave_first, WAVE_ROWS, at);
-        fa_weigh<KIND, DIM, OWN, PASS, LEVEL>(
-            &walk, s, dp, p, ds, a, lds, query_place, first, at, masked, tid);
+        fa_weigh<KIND, DIM, OWN, PASS, LEVEL>(&walk, s, dp, p, ds, a, lds,
+                                              query_place, first, at, masked,
+                                              evening, tid);
 
         a = fa_again(a);
         uint32_t coming_place = walk_place;
@@ -274,6 +281,11 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
             coming_place += 1;
             coming =
                 fa_start_tour<LEVEL, PASS>(a, &tour, coming_place, first, ROWS);
+        }
+        bool was_even = evening;
+        if (FA_EVENS_OUT(KIND, PASS)) {
+            evening = coming >= tour.range.end && !was_even;
+            coming = evening ? start : was_even ? (int)FA_NO_TILE : coming;
         }
         bool is_last = coming >= tour.range.end;
         int form = is_last ? FA_NOTHING : FA_ROWS_OF;
@@ -304,10 +316,15 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
     /* Not `a` of the last step, which the compiler puts into vector
      * registers. */
     if constexpr (FA_EVENS_OUT(KIND, PASS)) {
-        fa_give_due<KIND, LEVEL, DIM>(
-            walk.first_sum, &walk.due, fa_again(args), own_place, first,
-            FA_IS_HALF(KIND) ? walk.lift * FA_P_SCALE : 1.0f, walk.x_scale,
-            walk_place, lds + L::AREA_AT, tid);
+        a = fa_again(args);
+        if (start < tour.range.end) {
+            fa_give_rest<KIND, DIM>(walk.first_sum, &walk.due, a, walk.x_scale,
+                                    walk_place, lds + L::AREA_AT, tid);
+        }
+        if (FA_SUMS_ROWS(KIND, LEVEL) && a->row_sums != 0) {
+            fa_store_row_sums(a, &walk.due, own_place, first,
+                              FA_WHOLE(KIND, walk.lift), tid);
+        }
     }
     fa_store_sums<LEVEL>(fa_again(args), &walk, own_place, first, lds, tid);
 }

@@ -2,16 +2,18 @@
  *
  * The dS of a query sum to its dLSE (FA_DS_SUM), and cancel in dQ for what its
  * keys have in common.  As they come, rounded to fp16 and with a delta of
- * rounded numbers, they do not.  So what their sum lacks is added to dQ in the
- * end: each of the 8 lanes of a row knows the heaviest of its keys, and these
- * 8 share it by their weights.  A key of no weight gets nothing: it may be of
- * any size.  Rounding of weights and delta is spread over all keys; that of a
- * heavy key is made up for at that key, and the rest where the row looks.
+ * rounded numbers, they do not.  What their sum lacks belongs to all keys by
+ * their weights, so it is shared by many: in one more step it is added to the
+ * dS of the first tile.  A row that looks elsewhere must not give that tile's
+ * keys more than their weights are worth; it gives the rest to the heaviest key
+ * of each of its 8 lanes.  A key of no weight gets nothing: it may be of any
+ * size.
  *
- * Softcap multiplies each dS by a slope of its own behind delta.  What is due
- * to delta is then multiplied by the mean slope.  A sink leaves the keys less
- * weight; where that is little, rounding of FA_DS_SUM would be most of what is
- * given, so it is only in proportion.
+ * Softcap multiplies each dS by a slope of its own behind delta, so what is due
+ * to delta is not what all keys have in common; the heaviest keys alone get
+ * their parts of it, times the mean slope.  A sink leaves the keys less weight;
+ * where that is little, rounding of FA_DS_SUM would be most of what is given,
+ * so it is only in proportion.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #ifndef FA_KERNELS_DUE_H
@@ -24,10 +26,16 @@
  * are all the keys of the row. */
 #define FA_EVENS_OUT(KIND, PASS) ((KIND) != FA_F64 && (PASS) == FA_BACKWARD_Q)
 
+/* What is given is small, so sums and shares in fp16 are times this. */
+#define FA_EVEN_SCALE(KIND) (FA_IS_HALF(KIND) ? 0x1p10f : 1.0f)
+
+/* What a sum of 1 is in the units of dS, a power of two.  lift: see fa_lift. */
+#define FA_WHOLE(KIND, lift) (FA_IS_HALF(KIND) ? (lift) * FA_P_SCALE : 1.0f)
+
 /* What a lane knows of its rows. */
 template <int OWN> struct fa_due {
     float sum[OWN];     /* of dS as they are used; with softcap, what rounding
-                       * made of them */
+                       * made of them; in the end what is left to be given */
     float exact[OWN];   /* before softcap's slope and rounding */
     float weight[OWN];  /* of P */
     float slope[OWN];   /* of P times softcap's slope */
@@ -132,81 +140,133 @@ static FA_DEVICE void fa_add_keys(float sum[OWN][DIM / 8], const fa_matrix *k,
     }
 }
 
-/* fa_args.row_sums of this lane's row i.  whole: what a sum of 1 is. */
+/* What row i lacks: for all keys, and for the heaviest alone. */
+typedef struct fa_lack {
+    float all;
+    float heaviest;
+} fa_lack;
+
 template <int KIND, int LEVEL, int OWN>
-static FA_DEVICE void fa_store_row_sum(fa_args_in a, const fa_due<OWN> *due,
-                                       int i, uint32_t place, int row,
-                                       float whole, uint32_t tid)
+static FA_DEVICE fa_lack fa_lack_of(fa_args_in a, const fa_due<OWN> *due, int i,
+                                    uint32_t place, int row, float whole)
+{
+    float sum = fa_row_number<FA_F32>(a, place, row, FA_DS_SUM) * whole;
+    fa_lack x = {sum - fa_sum8(due->sum[i]), 0.0f};
+
+    if constexpr (LEVEL == FA_FULL) {
+        const float least = FA_IS_HALF(KIND) ? 0.25f * FA_P_SCALE : 0.25f;
+        float keys = fa_sum8(due->weight[i]);
+        if (a->softcap != 0) {
+            float heavy = fa_sum8(fa_bits<float>(due->best[i] & ~7u));
+            float slope = fa_sum8(due->slope[i]) / keys;
+            x.heaviest =
+                (sum - fa_sum8(due->exact[i])) * slope * (heavy / keys);
+            x.all -= sum;
+        }
+        if (keys < least) {
+            x.all *= keys / least;
+            x.heaviest *= keys / least;
+        }
+    }
+    /* NaN: it is not known, or the row is NaN anyway */
+    x.all = x.all == x.all ? x.all : 0.0f;
+    x.heaviest = x.heaviest == x.heaviest ? x.heaviest : 0.0f;
+    return x;
+}
+
+/* In place of dP: what makes of P each key's part of what its row lacks.  What
+ * is left becomes `sum`, and the row's sum is in `exact`.  place, first: of
+ * the queries. */
+template <int KIND, int LEVEL, int DIM, int OWN>
+static FA_DEVICE void fa_even_out(float dq[OWN][DIM / 8], fa_due<OWN> *due,
+                                  fa_args_in a, const float p[OWN][FA_WALKED],
+                                  float dp[OWN][FA_WALKED], uint32_t place,
+                                  int first, float whole, uint32_t tid)
+{
+    /* A quarter of a tile's usual part. */
+    float least = (FA_IS_HALF(KIND) ? FA_P_SCALE : 1.0f) * 16.0f /
+                  (float)(a->seqlen_k + FA_WALK - 1);
+
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        int row = first + fa_own_row(OWN, tid, i);
+        fa_lack lack = fa_lack_of<KIND, LEVEL>(a, due, i, place, row, whole);
+        float weight = fa_sum8(fa_sum_walked(p[i]));
+        float each = lack.all * FA_EVEN_SCALE(KIND) / fa_max(weight, least);
+        if (LEVEL == FA_PLAIN) {
+            due->exact[i] = due->sum[i];
+        }
+        due->sum[i] = lack.heaviest * FA_EVEN_SCALE(KIND);
+        due->sum[i] += weight < least ? each * (least - weight) : 0.0f;
+#pragma unroll
+        for (int j = 0; j < FA_WALKED; j++) {
+            dp[i][j] = each;
+        }
+        if constexpr (FA_IS_HALF(KIND)) {
+#pragma unroll
+            for (int e = 0; e < DIM / 8; e++) {
+                dq[i][e] *= FA_EVEN_SCALE(KIND);
+            }
+        }
+    }
+}
+
+/* Whether the pass can store row sums: what is rounded to fp16 is known apart
+ * with features alone. */
+#define FA_SUMS_ROWS(KIND, LEVEL) ((KIND) == FA_F32 || (LEVEL) == FA_FULL)
+
+/* fa_args.row_sums. */
+template <int OWN>
+static FA_DEVICE void fa_store_row_sums(fa_args_in a, const fa_due<OWN> *due,
+                                        uint32_t place, int first, float whole,
+                                        uint32_t tid)
 {
     uint32_t at = fa_uniform(place);
     int64_t start =
         ((int64_t)(at >> 16) * a->heads + (at & 0xffff)) * a->seqlen_q;
-    float sum = fa_sum8(LEVEL == FA_FULL ? due->exact[i] : due->sum[i]);
 
-    if ((tid & 7) == 0 && row < a->seqlen_q) {
-        ((FA_GLOBAL float *)
-             a->rows)[(start + row) * FA_ROW_NUMBERS + FA_DS_SUM] = sum / whole;
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        int row = first + fa_own_row(OWN, tid, i);
+        float sum = fa_sum8(due->exact[i]) / whole;
+        if ((tid & 7) == 0 && row < a->seqlen_q) {
+            ((FA_GLOBAL float *)
+                 a->rows)[(start + row) * FA_ROW_NUMBERS + FA_DS_SUM] = sum;
+        }
     }
 }
 
-/* Whether the pass can: what is rounded to fp16 is known apart with features
- * alone. */
-#define FA_SUMS_ROWS(KIND, LEVEL) ((KIND) == FA_F32 || (LEVEL) == FA_FULL)
-
-/* sum: of dQ, in the units of `due` times k's numbers times k_scale.
- * whole: what a sum of 1 is in these units, a power of two.  place, first: of
- * the queries.  `area`: where shares lie. */
-template <int KIND, int LEVEL, int DIM, int OWN>
+/* What fa_even_out left, to dq, which is in its units times those of k.
+ * `area`: where shares lie. */
+template <int KIND, int DIM, int OWN>
 static FA_DEVICE void
-fa_give_due(float sum[OWN][DIM / 8], const fa_due<OWN> *due, fa_args_in a,
-            uint32_t place, int first, float whole, float k_scale,
-            uint32_t key_place, fa_lds area, uint32_t tid)
+fa_give_rest(float dq[OWN][DIM / 8], const fa_due<OWN> *due, fa_args_in a,
+             float k_scale, uint32_t key_place, fa_lds area, uint32_t tid)
 {
-    const float least = FA_IS_HALF(KIND) ? 0.25f * FA_P_SCALE : 0.25f;
     fa_matrix k = fa_matrix_at<KIND>(a, FA_K_AT, key_place);
-    float lacks[OWN];
+    bool any = false;
 
+    fa_wave_sync(); /* the last share is read */
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        int row = first + fa_own_row(OWN, tid, i);
-        lacks[i] = fa_row_number<FA_F32>(a, place, row, FA_DS_SUM) * whole;
-    }
-    /* What was in LDS is read, also where there was no step; and so are the
-     * numbers of the last row, which others look at, too. */
-    fa_barrier();
-#pragma unroll
-    for (int i = 0; i < OWN; i++) {
-        int row = first + fa_own_row(OWN, tid, i);
-        float keys = LEVEL == FA_FULL ? fa_sum8(due->weight[i]) : 1.0f;
-        if (LEVEL == FA_FULL && a->softcap != 0) {
-            lacks[i] -= fa_sum8(due->exact[i]);
-            lacks[i] *= fa_sum8(due->slope[i]) / keys;
-        }
-        lacks[i] -= fa_sum8(due->sum[i]);
-        if (LEVEL == FA_FULL && keys < least) {
-            lacks[i] *= keys / least;
-        }
         float weight = fa_bits<float>(due->best[i] & ~7u);
         float all = fa_sum8(weight);
-        /* NaN: it is not known, or the row is NaN anyway */
-        bool some = weight > 0.0f && lacks[i] == lacks[i];
-        float share = some ? lacks[i] * k_scale * (weight / all) : 0.0f;
+        bool some = weight > 0.0f && due->sum[i] != 0.0f;
+        float share = some ? due->sum[i] * k_scale * (weight / all) : 0.0f;
         int key = due->at[i] + (int)(tid & 7) + 8 * (int)(due->best[i] & 7);
         fa_lds_store2(area + tid * 8 + i * (FA_THREADS * 8),
                       (uint32_t)(some ? key : 0), fa_bits<uint32_t>(share));
-        if constexpr (FA_SUMS_ROWS(KIND, LEVEL)) {
-            if (a->row_sums != 0) {
-                fa_store_row_sum<KIND, LEVEL>(a, due, i, place, row, whole,
-                                              tid);
-            }
-        }
+        any |= some;
     }
     fa_wave_sync();
+    if (!fa_any(any)) {
+        return;
+    }
     fa_steps steps = fa_steps_of<KIND>(&k);
     if (fa_is_wide(&k)) {
-        fa_add_keys<KIND, DIM, OWN, true>(sum, &k, &steps, area, tid);
+        fa_add_keys<KIND, DIM, OWN, true>(dq, &k, &steps, area, tid);
     } else {
-        fa_add_keys<KIND, DIM, OWN, false>(sum, &k, &steps, area, tid);
+        fa_add_keys<KIND, DIM, OWN, false>(dq, &k, &steps, area, tid);
     }
 }
 

@@ -126,13 +126,13 @@ static FA_DEVICE void fa_forget_unseen(FA_NUMBER(KIND) p[OWN][FA_WALKED],
     }
 }
 
-/* FA_EVENS_OUT: dP - delta times P becomes dS, and what of it is due to the
- * row.  slope: softcap's. */
+/* FA_EVENS_OUT: dP - delta times P becomes dS, and is noted; or what is added
+ * to dS.  slope: softcap's. */
 template <int KIND, int OWN, int LEVEL>
 static FA_DEVICE fa_weights<KIND>
 fa_weigh_row(fa_due<OWN> *due, int i, float dp[FA_WALKED],
              const float p[FA_WALKED], const float slope[FA_WALKED],
-             fa_args_in a, float lift, int walked)
+             fa_args_in a, float lift, int walked, bool evening)
 {
     bool turns = LEVEL == FA_FULL && a->softcap != 0;
     fa_weights<KIND> ds;
@@ -141,8 +141,12 @@ fa_weigh_row(fa_due<OWN> *due, int i, float dp[FA_WALKED],
     for (int j = 0; j < FA_WALKED; j++) {
         dp[j] *= p[j];
         if constexpr (FA_IS_HALF(KIND)) {
-            dp[j] *= lift;
+            dp[j] *= evening ? 1.0f : lift;
         }
+    }
+    if (evening) {
+        fa_set_weights<KIND>(&ds, dp);
+        return ds;
     }
     float exact = fa_sum_walked(dp);
     if (LEVEL == FA_FULL) {
@@ -165,13 +169,13 @@ fa_weigh_row(fa_due<OWN> *due, int i, float dp[FA_WALKED],
     return ds;
 }
 
-/* P and dS of one step, from its two products. */
+/* P and dS of one step, from its two products; or what is added to dS. */
 template <int KIND, int DIM, int OWN, int PASS, int LEVEL>
 static FA_DEVICE void
 fa_weigh(fa_walk<KIND, DIM, OWN, PASS> *walk, FA_NUMBER(KIND) s[OWN][FA_WALKED],
          FA_NUMBER(KIND) dp[OWN][FA_WALKED], fa_weights<KIND> p[OWN],
          fa_weights<KIND> ds[OWN], fa_args_in a, fa_lds lds, uint32_t place,
-         int first, int walked, bool masked, uint32_t tid)
+         int first, int walked, bool masked, bool evening, uint32_t tid)
 {
     typedef fa_backward_layout<KIND, DIM, OWN, PASS> L;
     enum { EVENS_OUT = FA_EVENS_OUT(KIND, PASS) };
@@ -215,11 +219,19 @@ fa_weigh(fa_walk<KIND, DIM, OWN, PASS> *walk, FA_NUMBER(KIND) s[OWN][FA_WALKED],
         a = fa_again(a);
         fa_hide<KIND, OWN, LEVEL, PASS, true>(s, dp, 0, a, first, walked, tid);
     }
+    if constexpr (EVENS_OUT) {
+        if (evening) {
+            fa_even_out<KIND, LEVEL, DIM>(walk->first_sum, &walk->due, a, s, dp,
+                                          place, first,
+                                          FA_WHOLE(KIND, walk->lift), tid);
+        }
+    }
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
         if constexpr (EVENS_OUT) {
-            ds[i] = fa_weigh_row<KIND, OWN, LEVEL>(
-                &walk->due, i, dp[i], s[i], slope[i], a, walk->lift, walked);
+            ds[i] = fa_weigh_row<KIND, OWN, LEVEL>(&walk->due, i, dp[i], s[i],
+                                                   slope[i], a, walk->lift,
+                                                   walked, evening);
         } else {
 #pragma unroll
             for (int j = 0; j < FA_WALKED; j++) {
