@@ -207,9 +207,7 @@ def _check_kernel(kernels: tuple[str, ...]) -> None:
         raise RuntimeError(f"expected {'+'.join(kernels)} to run, got {ran}")
 
 
-def _compare(
-    family: Family, got: dict[str, Tensor], want: dict[str, Tensor]
-) -> Wrong:
+def _compare(family: Family, got: dict[str, Tensor], want: dict[str, Tensor]) -> Wrong:
     """`got`: what others are made of comes first."""
     wrong: Wrong = {}
     bound = BOUND_EPS[family.dtype] * torch.finfo(family.dtype).eps

@@ -183,8 +183,8 @@ static FA_DEVICE void fa_even_out(float dq[OWN][DIM / 8], fa_due<OWN> *due,
                                   float dp[OWN][FA_WALKED], uint32_t place,
                                   int first, float whole, uint32_t tid)
 {
-    /* A quarter of a tile's usual part. */
-    float least = (FA_IS_HALF(KIND) ? FA_P_SCALE : 1.0f) * 16.0f /
+    /* A tile's usual part. */
+    float usual = (FA_IS_HALF(KIND) ? FA_P_SCALE : 1.0f) * (float)FA_WALK /
                   (float)(a->seqlen_k + FA_WALK - 1);
 
 #pragma unroll
@@ -192,12 +192,12 @@ static FA_DEVICE void fa_even_out(float dq[OWN][DIM / 8], fa_due<OWN> *due,
         int row = first + fa_own_row(OWN, tid, i);
         fa_lack lack = fa_lack_of<KIND, LEVEL>(a, due, i, place, row, whole);
         float weight = fa_sum8(fa_sum_walked(p[i]));
-        float each = lack.all * FA_EVEN_SCALE(KIND) / fa_max(weight, least);
+        float each = lack.all * FA_EVEN_SCALE(KIND) / fa_max(weight, usual);
         if (LEVEL == FA_PLAIN) {
             due->exact[i] = due->sum[i];
         }
         due->sum[i] = lack.heaviest * FA_EVEN_SCALE(KIND);
-        due->sum[i] += weight < least ? each * (least - weight) : 0.0f;
+        due->sum[i] += weight < usual ? each * (usual - weight) : 0.0f;
 #pragma unroll
         for (int j = 0; j < FA_WALKED; j++) {
             dp[i][j] = each;
