@@ -208,7 +208,7 @@ def _check_kernel(kernels: tuple[str, ...]) -> None:
 
 
 def _compare(family: Family, got: dict[str, Tensor], want: dict[str, Tensor]) -> Wrong:
-    """`got`: what others are made of comes first."""
+    """Results that others depend on come first in `got`."""
     wrong: Wrong = {}
     bound = BOUND_EPS[family.dtype] * torch.finfo(family.dtype).eps
     by_delta = {"dk", "dbias"} if family.dtype is torch.float32 else set()

@@ -140,7 +140,8 @@ def test_blocks_equal_their_mask(kind, own):
     one = p.but(**block_lists(dense), block_q=128, block_k=128)
     other = p.but(mask=seen_by(one).to(DEVICE))
     first, second = run(one), run(other)
-    # Not dq: what the dS of a row lack is given to keys of the first tile.
+    # Not dq: what the dS of a row lack is given to keys of the first tile that is
+    # visited, and to the heaviest ones.
     identical(first, second, ("out", "lse", "dk", "dv"))
     same(first, second, p=one)
 

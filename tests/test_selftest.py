@@ -88,7 +88,7 @@ def test_flipped_bits_of_lds_are_wrong_and_blamed_on_their_kernel(
 
 @needs_simulator
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_a_wrong_dsink_is_blamed_on_the_kernel_that_corrects_delta(
+def test_a_wrong_dsink_is_blamed_on_the_kernel_that_sums_ds(
     simulated, monkeypatch, dtype
 ):
     stock = _ops.backward_op
@@ -113,8 +113,8 @@ def test_a_wrong_dk_is_blamed_on_its_own_kernel_whatever_else_is_wrong(
     twice = lambda *given: [2 * x for x in stock(*given)]  # noqa: E731
     monkeypatch.setattr(_ops, "backward_op", twice)
     wrong = _selftest_cases.run(family(f"backward {dtype} d64 full"), "cpu")
-    kinds = {kernel[: len("fa_bwd_kv")] for kernel in wrong}
-    assert kinds >= {"fa_bwd_kv", "fa_bwd_q_"}
+    for part in ("fa_bwd_kv", "fa_bwd_q"):
+        assert any(kernel.startswith(part) for kernel in wrong)
 
 
 @needs_simulator

@@ -12,14 +12,15 @@
  *             bfloat16                    PREPARE q k v dout; KV and Q in fp16;
  *                                         the same in fp32 for what did not fit
  *
- * where strict bfloat16 goes as float64 does, in fp32, and so does float16 with
- * few channels (own_arith); KV is left out if neither dk nor dv is wanted, and
- * Q if dq is not.  BIAS follows if dbias is wanted, in fp32 or fp64.
+ * where strict bfloat16 goes as float64 does, in fp32, and so do float16 with
+ * few channels (own_arith) and float32 if dk is not wanted.  KV is left out if
+ * neither dk nor dv is wanted, Q if neither dq nor row sums are.  BIAS follows
+ * if dbias is wanted, in fp32 or fp64.
  *
  * What is stored in fp32 needs a better delta than the output gives: dk of
- * float32, and dbias and dsink of all but float64, before whose pass there is
- * a PREPARE too if none was.  Q makes the row sums from which that corrects
- * delta.
+ * float32, and dbias and dsink of all types but float64.  Q then makes row
+ * sums, and a second PREPARE corrects delta by them: before KV for dk, else
+ * before BIAS.
  *
  * A problem with any of FA_HAS_* takes the rows of level FA_FULL, all others
  * those of FA_PLAIN; FA_PREPARE has one row for both.
@@ -309,7 +310,7 @@ static fa_status add_correction(const fa_problem *p, fa_plan *plan,
     return add_step(p, plan, FA_PREPARE, ANY_ARITH, correct, error);
 }
 
-/* KV and Q, as far as they are needed. */
+/* KV and Q, as far as they are needed; for dk of float32 Q first. */
 static fa_status add_passes(const fa_problem *p, const fa_gradients *g,
                             fa_plan *plan, uint32_t ariths, fa_step step,
                             fa_error *error)

@@ -28,7 +28,7 @@ typedef enum fa_pass {
     FA_FORWARD,     /* q k v -> out, lse and, if not NULL, lse_lo and out_lo */
     FA_PREPARE,     /* what the other passes need to know of whole rows */
     FA_BACKWARD_KV, /* dk and dv, each if not NULL */
-    FA_BACKWARD_Q,  /* dq */
+    FA_BACKWARD_Q,  /* dq if not NULL; row sums if wanted */
     FA_BACKWARD_BIAS, /* dbias, summed over the dimensions where bias is of size
                        * 1; in fp32 or fp64 arithmetic */
     FA_ROTARY         /* q and k with rotated channels; has fa_rotary_args */
@@ -83,7 +83,8 @@ enum {
     FA_DELTA,  /* rowsum(dout * (out + out_lo)) - dlse, see row_sums */
     FA_DS_SUM, /* what the dS of the query add up to, which is dlse, and with a
                 * sink less the sink's; NaN where lse may be of more keys than
-                * these: without lse_lo */
+                * these: without lse_lo; FA_BACKWARD_Q overwrites it if
+                * row_sums */
     FA_ROW_NUMBERS
 };
 

@@ -19,7 +19,8 @@
  * Types   by KIND, see number.h; all sums fp32, or fp64.  With fp16 operands
  *         P is fp16 times 2^12, and dS fp16 times a power of two that follows
  *         from the norms of dO's and V's rows (|P (dP - delta)| is at most
- *         half their product, so it never overflows); see due.h.
+ *         half their product, so it never overflows); see fa_lift.  What dS lack
+ *         in their sum is made up for in dQ: due.h.
  * Units   base 2 as in forward.h, without a running maximum: PREPARE made
  *         shift and bias of the LSE.  dLSE is in delta.
  * Grid    FA_BACKWARD_KV: x = ceil(Sk / ROWS), y = Hk, z = B.
@@ -31,7 +32,8 @@
  * Edges   Rows past the end are zero and are not stored.  A query that sees
  *         no key has bias = -inf and no part in any sum.  A NaN or Inf in a
  *         key that a row cannot see does not reach dQ.
- * Order   walked rows ascend inside one workgroup, no atomics: repeats bit for
+ * Order   walked rows ascend inside one workgroup, in dQ then the first tile
+ *         once more and the heaviest keys, no atomics: repeats bit for
  *         bit.
  * Error   of each gradient at most 2x PyTorch's math path in the same type,
  *         against exact arithmetic; exceptions and observed figures:

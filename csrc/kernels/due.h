@@ -9,11 +9,10 @@
  * of each of its 8 lanes.  A key of no weight gets nothing: it may be of any
  * size.
  *
- * Softcap multiplies each dS by a slope of its own behind delta, so what is due
- * to delta is not what all keys have in common; the heaviest keys alone get
- * their parts of it, times the mean slope.  A sink leaves the keys less weight;
- * where that is little, rounding of FA_DS_SUM would be most of what is given,
- * so it is only in proportion.
+ * With softcap a wrong delta changes each dS by its own slope, so it is no
+ * common part: the heaviest keys alone get their parts of it, times the mean
+ * slope.  A sink leaves the keys less weight; below a quarter, what is given is
+ * mostly the rounding of FA_DS_SUM, so it shrinks in proportion.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #ifndef FA_KERNELS_DUE_H
@@ -34,8 +33,9 @@
 
 /* What a lane knows of its rows. */
 template <int OWN> struct fa_due {
-    float sum[OWN];     /* of dS as they are used; with softcap, what rounding
-                       * made of them; in the end what is left to be given */
+    float sum[OWN];     /* of dS as they are used; with softcap, only what
+                         * rounding added to them; behind fa_even_out, what is
+                         * left to be given */
     float exact[OWN];   /* before softcap's slope and rounding */
     float weight[OWN];  /* of P */
     float slope[OWN];   /* of P times softcap's slope */
@@ -151,6 +151,7 @@ static FA_DEVICE fa_lack fa_lack_of(fa_args_in a, const fa_due<OWN> *due, int i,
                                     uint32_t place, int row, float whole)
 {
     float sum = fa_row_number<FA_F32>(a, place, row, FA_DS_SUM) * whole;
+    bool known = sum == sum;
     fa_lack x = {sum - fa_sum8(due->sum[i]), 0.0f};
 
     if constexpr (LEVEL == FA_FULL) {
@@ -161,16 +162,16 @@ static FA_DEVICE fa_lack fa_lack_of(fa_args_in a, const fa_due<OWN> *due, int i,
             float slope = fa_sum8(due->slope[i]) / keys;
             x.heaviest =
                 (sum - fa_sum8(due->exact[i])) * slope * (heavy / keys);
-            x.all -= sum;
+            x.all = -fa_sum8(due->sum[i]);
         }
         if (keys < least) {
             x.all *= keys / least;
             x.heaviest *= keys / least;
         }
     }
-    /* NaN: it is not known, or the row is NaN anyway */
-    x.all = x.all == x.all ? x.all : 0.0f;
-    x.heaviest = x.heaviest == x.heaviest ? x.heaviest : 0.0f;
+    /* or the row is NaN anyway */
+    x.all = known && x.all == x.all ? x.all : 0.0f;
+    x.heaviest = known && x.heaviest == x.heaviest ? x.heaviest : 0.0f;
     return x;
 }
 
@@ -179,7 +180,7 @@ static FA_DEVICE fa_lack fa_lack_of(fa_args_in a, const fa_due<OWN> *due, int i,
  * the queries. */
 template <int KIND, int LEVEL, int DIM, int OWN>
 static FA_DEVICE void fa_even_out(float dq[OWN][DIM / 8], fa_due<OWN> *due,
-                                  fa_args_in a, const float p[OWN][FA_WALKED],
+                                  fa_args_in a, float p[OWN][FA_WALKED],
                                   float dp[OWN][FA_WALKED], uint32_t place,
                                   int first, float whole, uint32_t tid)
 {
@@ -215,7 +216,8 @@ static FA_DEVICE void fa_even_out(float dq[OWN][DIM / 8], fa_due<OWN> *due,
  * with features alone. */
 #define FA_SUMS_ROWS(KIND, LEVEL) ((KIND) == FA_F32 || (LEVEL) == FA_FULL)
 
-/* fa_args.row_sums. */
+/* fa_args.row_sums.  (Rows past the end read the last row's numbers but use none
+ * of them, so that no barrier is needed.) */
 template <int OWN>
 static FA_DEVICE void fa_store_row_sums(fa_args_in a, const fa_due<OWN> *due,
                                         uint32_t place, int first, float whole,

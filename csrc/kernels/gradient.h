@@ -106,7 +106,8 @@ static FA_DEVICE void fa_undo_scales(float s[OWN][FA_WALKED], fa_lds undo,
     }
 }
 
-/* Of the queries that this lane owns; not used if keys are owned. */
+/* Of the queries that this lane owns; not used if keys are owned.  (FA_DS_SUM
+ * is read where it is used, in due.h.) */
 template <int KIND, int OWN> struct fa_own_numbers {
     FA_NUMBER(KIND) of[FA_DELTA + 1][OWN];
 };

@@ -7,6 +7,8 @@
  *                 product bounds dS then too
  *   scale_of[x] = the power of two that brings a bf16 row into fp16's range
  *
+ * or with row_sums, behind FA_BACKWARD_Q, a corrected delta and dsink alone.
+ *
  * Shapes  as in args.h.  x of q, k, v, dout.
  * Types   Number is float, or double for fp64 tensors, which need rows only.
  * Grid    x = 4 * prepare_blocks, tensor after tensor; y = H; z = B.
@@ -311,8 +313,7 @@ static FA_DEVICE void fa_correct_row(fa_args_in a, int64_t at, int head,
 
 /* fp32 and fp64: sum_d dO[d] O[d] in the very order in which the passes form
  * dP (fa_multiply_chunk), one lane a row.  Where the softmax is one key O is
- * its V, and dP - delta, if Sum is Number, then 0 to the bit, as it should be.
- */
+ * its V, and if Sum is Number most roundings of dP - delta cancel. */
 template <typename Number, typename Sum>
 static FA_DEVICE Number fa_delta_in_order(fa_args_in a, int batch, int head,
                                           int64_t row, bool wide)
@@ -356,8 +357,8 @@ static FA_DEVICE Number fa_delta_in_order(fa_args_in a, int batch, int head,
     return (Number)(sum + part);
 }
 
-/* With fp32 row sums correct delta, where they can be trusted, and what counts
- * is that it is close from the beginning. */
+/* fp32 with a residue: row sums correct delta later, and do so best if it is
+ * close, so it is summed in double.  Else in the order of dP. */
 template <typename Number>
 static FA_DEVICE Number fa_delta_of(fa_args_in a, int batch, int head,
                                     int64_t row, bool wide)

@@ -29,7 +29,8 @@ struct fa_backward_layout : FA_BACKWARD_BASE(KIND, DIM, OWN, PASS) {
 
 /* Whether delta is taken from dP before its products are summed, which costs
  * no instruction; but products of scaled rows, or dropout, come first, and in
- * fp32 dP is to have the roundings that a corrected delta has. */
+ * fp32, where row sums correct delta (fa_correct_row), dP must have the same
+ * roundings before and after. */
 #define FA_TAKES_EARLY(KIND, LEVEL) \
     ((LEVEL) == FA_PLAIN && (KIND) != FA_BF16 && (KIND) != FA_F32)
 
@@ -126,8 +127,8 @@ static FA_DEVICE void fa_forget_unseen(FA_NUMBER(KIND) p[OWN][FA_WALKED],
     }
 }
 
-/* FA_EVENS_OUT: dP - delta times P becomes dS, and is noted; or what is added
- * to dS.  slope: softcap's. */
+/* FA_EVENS_OUT: dS of row i, whose sums go to `due`; in the step behind the
+ * last one what is added to dS.  slope: softcap's. */
 template <int KIND, int OWN, int LEVEL>
 static FA_DEVICE fa_weights<KIND>
 fa_weigh_row(fa_due<OWN> *due, int i, float dp[FA_WALKED],
@@ -221,9 +222,9 @@ fa_weigh(fa_walk<KIND, DIM, OWN, PASS> *walk, FA_NUMBER(KIND) s[OWN][FA_WALKED],
     }
     if constexpr (EVENS_OUT) {
         if (evening) {
-            fa_even_out<KIND, LEVEL, DIM>(walk->first_sum, &walk->due, a, s, dp,
-                                          place, first,
-                                          FA_WHOLE(KIND, walk->lift), tid);
+            fa_even_out<KIND, LEVEL, DIM, OWN>(walk->first_sum, &walk->due, a,
+                                               s, dp, place, first,
+                                               FA_WHOLE(KIND, walk->lift), tid);
         }
     }
 #pragma unroll

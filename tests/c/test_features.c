@@ -299,7 +299,7 @@ static void row_sums_without_dq_are_made_where_it_would_be(test_run *run)
     CHECK(run, bytes_at(&call, call.args.rows, FA_READ | FA_WRITE) == 4);
 }
 
-static void dsink_alone_needs_no_gradient_pass(test_run *run)
+static void dsink_alone_needs_no_gradient_pass_but_for_row_sums(test_run *run)
 {
     for (int dtype = FA_F16; dtype <= FA_F64; dtype++) {
         char symbols[FA_SYMBOLS_CHARS];
@@ -652,7 +652,7 @@ void test_features(test_run *run)
     RUN(run, a_backward_of_bfloat16_with_dbias_has_the_most_steps);
     RUN(run, the_grid_of_dbias_covers_the_bias_alone);
     RUN(run, a_bias_of_too_many_tiles_is_refused);
-    RUN(run, dsink_alone_needs_no_gradient_pass);
+    RUN(run, dsink_alone_needs_no_gradient_pass_but_for_row_sums);
     RUN(run, delta_is_corrected_for_what_is_stored_in_fp32);
     RUN(run, row_sums_go_from_one_pass_to_the_next);
     RUN(run, row_sums_without_dq_are_made_where_it_would_be);

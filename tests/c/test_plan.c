@@ -152,7 +152,7 @@ bfloat16_goes_through_fp16_and_again_where_it_did_not_fit(test_run *run)
     CHECK(run, strcmp(symbols, fast->symbol) == 0);
 }
 
-static void strict_bfloat16_runs_as_float32_does(test_run *run)
+static void strict_bfloat16_runs_in_float32_arithmetic(test_run *run)
 {
     fa_problem p = test_problem(2, 4, 2, 200, 100, 40);
     test_retype(&p, FA_BF16);
@@ -170,7 +170,7 @@ static void strict_bfloat16_runs_as_float32_does(test_run *run)
                           {row(FA_BACKWARD_Q, FA_F32, FA_BF16, 40), 0, 0}});
 }
 
-static void a_backward_prepares_then_goes_over_keys_then_queries(test_run *run)
+static void float16_and_float64_go_over_keys_then_queries(test_run *run)
 {
     static const fa_dtype types[] = {FA_F16, FA_F64};
     fa_problem p = test_problem(2, 4, 2, 200, 100, 40);
@@ -486,8 +486,8 @@ void test_plan(test_run *run)
     RUN(run, a_forward_is_one_step_but_for_bfloat16);
     RUN(run, float16_of_fewer_than_8_channels_runs_in_float32);
     RUN(run, bfloat16_goes_through_fp16_and_again_where_it_did_not_fit);
-    RUN(run, strict_bfloat16_runs_as_float32_does);
-    RUN(run, a_backward_prepares_then_goes_over_keys_then_queries);
+    RUN(run, strict_bfloat16_runs_in_float32_arithmetic);
+    RUN(run, float16_and_float64_go_over_keys_then_queries);
     RUN(run, float32_goes_over_queries_first_for_the_delta_of_dk);
     RUN(run, a_backward_of_bfloat16_repeats_both_passes);
     RUN(run, only_the_passes_of_wanted_gradients_run);
