@@ -119,8 +119,9 @@ static FA_DEVICE float fa_lost(float lse, float sum, float log2_sum, float bias,
     const float ln2 = 0.693147181f;
     const float ln2_low = -1.904654299957768e-9f; /* what ln(2) has beyond */
     float log2_lse = log2_sum - bias;
-    /* The rounding of the sum, and of the hardware's logarithm. */
-    float lost = log2_sum - (log2_lse + bias) +
+    float of_sum = log2_lse + bias;
+    /* The rounding of the difference, and of the hardware's logarithm. */
+    float lost = (log2_sum - of_sum) + ((of_sum - log2_lse) - bias) +
                  fa_fma(sum, fa_exp2(-log2_sum), -1.0f) * log2_e;
 
     if (fa_abs(bias) > FA_BIG_BIAS(KIND)) {

@@ -157,19 +157,22 @@ static FA_DEVICE void fa_exponentials(FA_NUMBER(KIND) s[OWN][FA_WALKED],
                                       fa_lds area, FA_NUMBER(KIND) scale_log2,
                                       uint32_t tid)
 {
-    FA_NUMBER(KIND) walked[FA_WALKED];
+    FA_NUMBER(KIND) shift[FA_WALKED];
+    FA_NUMBER(KIND) bias[FA_WALKED];
 
-    fa_take<KIND, OWN, PASS>(s, FA_SHIFT, own, area, tid);
     if (PASS == FA_BACKWARD_KV) {
-        fa_get_walked<KIND>(walked, area, FA_BIAS, tid);
+        fa_get_walked<KIND>(shift, area, FA_SHIFT, tid);
+        fa_get_walked<KIND>(bias, area, FA_BIAS, tid);
     }
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
 #pragma unroll
         for (int j = 0; j < FA_WALKED; j++) {
-            s[i][j] = fa_weight<KIND>(
-                s[i][j], scale_log2,
-                PASS == FA_BACKWARD_KV ? walked[j] : own->of[FA_BIAS][i]);
+            s[i][j] = fa_weight_less<KIND>(
+                s[i][j],
+                PASS == FA_BACKWARD_KV ? shift[j] : own->of[FA_SHIFT][i],
+                scale_log2,
+                PASS == FA_BACKWARD_KV ? bias[j] : own->of[FA_BIAS][i]);
         }
     }
 }

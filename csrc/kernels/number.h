@@ -103,22 +103,48 @@ static FA_DEVICE double fa_exp2(double x)
     return fa_ldexp(y, (int)n);
 }
 
-/* 2^(a * b + c).  fp32: what rounding takes from the exponent counts, because
- * at 8 it is three bits of the result; c is small, or a * b is zero. */
+/* 2^(product + c + rest): what rounding takes from the exponent counts, because
+ * at 8 it is three bits of the result.  c is small, or product is zero. */
+static FA_DEVICE float fa_exp2_of_sum(float product, float c, float rest)
+{
+    const float ln2 = 0.693147181f;
+    float x = product + c;
+    float lost = (c - (x - product)) + rest;
+    float y = fa_exp2(x);
+
+    lost = fa_abs(lost) < 1.0f ? lost : 0.0f; /* of infinities: NaN */
+    return fa_fma(y, lost * ln2, y);
+}
+
+/* 2^(a * b + c). */
 template <int KIND>
 static FA_DEVICE FA_NUMBER(KIND)
     fa_weight(FA_NUMBER(KIND) a, FA_NUMBER(KIND) b, FA_NUMBER(KIND) c)
 {
     if constexpr (KIND == FA_F32) {
-        const float ln2 = 0.693147181f;
         float product = a * b;
-        float x = product + c;
-        float lost = fa_fma(a, b, -product) + (c - (x - product));
-        float y = fa_exp2(x);
-        lost = fa_abs(lost) < 1.0f ? lost : 0.0f; /* of infinities: NaN */
-        return fa_fma(y, lost * ln2, y);
+        return fa_exp2_of_sum(product, c, fa_fma(a, b, -product));
     } else {
         return fa_exp2(fa_fma(a, b, c));
+    }
+}
+
+/* 2^((a - less) * b + c), |a| <= |less| or the difference far below 0: in fp32
+ * the difference to an LSE of thousands of keys loses as many bits. */
+template <int KIND>
+static FA_DEVICE FA_NUMBER(KIND)
+    fa_weight_less(FA_NUMBER(KIND) a, FA_NUMBER(KIND) less, FA_NUMBER(KIND) b,
+                   FA_NUMBER(KIND) c)
+{
+    FA_NUMBER(KIND) left = a - less;
+
+    if constexpr (KIND == FA_F32) {
+        float product = left * b;
+        float rest = fa_fma(left, b, -product);
+        float dropped = a - (left + less);
+        return fa_exp2_of_sum(product, c, fa_fma(dropped, b, rest));
+    } else {
+        return fa_exp2(fa_fma(left, b, c));
     }
 }
 

@@ -263,8 +263,8 @@ static FA_DEVICE Number fa_sink_weight(fa_args_in a, int head,
 
     return score == -FA_INFINITY
                ? (Number)0
-               : fa_weight<KIND>(score - of[FA_SHIFT],
-                                 fa_unit<KIND, FA_FULL>(a), of[FA_BIAS]);
+               : fa_weight_less<KIND>(score, of[FA_SHIFT],
+                                      fa_unit<KIND, FA_FULL>(a), of[FA_BIAS]);
 }
 
 /* The numbers of query `at`; `head` is where a sink's score is. */

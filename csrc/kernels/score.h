@@ -50,7 +50,9 @@ template <typename Number> static FA_DEVICE fa_capped<Number> fa_tanh(Number y)
     Number power = fa_exp2(n);
     Number less_one = fa_fma(power, sum * f, power - 1);
     Number inverse = (Number)1 / (less_one + 2);
-    Number t = less_one * inverse;
+    /* Above 1/2 what is subtracted has the smaller error. */
+    Number t = less_one > 2 ? fa_fma((Number)-2, inverse, (Number)1)
+                            : less_one * inverse;
     fa_capped<Number> made;
 
     made.score = y < 0 ? -t : t;
