@@ -201,6 +201,47 @@ def test_what_groups_of_keys_have_in_common_does_not_magnify_roundings(family, g
         check(p.but(k=p.k + 16 * each[:, None].to(p.k)), family)
 
 
+@pytest.mark.parametrize("narrow", [False, True])
+@some_families_of(torch.float32)
+def test_sums_of_queries_that_are_put_away_come_back(family, narrow):
+    # More than 16 tiles, over heads that share keys; elements are stored one by one.
+    p = normal(family.dtype, 600, 20, family.dim - narrow, heads=2)
+    check(p.but(dout=p.dout + 1), family)
+
+
+def test_sums_over_thousands_of_queries_lose_nothing_to_rounding():
+    # As of a loss that is a sum: what all queries add has one sign.
+    p = normal(torch.float32, 4096, 20, 40)
+    check(p.but(dout=p.dout + 1, q=p.q + 0.5))
+
+
+@pytest.mark.parametrize("common, times", [(1, 0.2), (-100, 1.0)])
+@some_families_of(torch.float32)
+def test_thousands_of_keys_with_common_values_are_accurate(family, common, times):
+    p = normal(family.dtype, 5, 4096, family.dim)
+    p = p.but(q=p.q * times, v=p.v + common)
+    results, reference = run(p, family), p.exact()
+    found = ratios(p, results, reference=reference)
+    assert max(found.values()) <= 1, found
+
+
+@some_families_of(torch.float32)
+def test_first_keys_that_are_like_no_others_do_not_stand_for_all(family):
+    p = normal(family.dtype, 130, 1100, family.dim)
+    k = p.k.clone()
+    k[:, :, :64] += 4
+    # Observed: 0.7; with the first tile in their place, 5 to 9.
+    check(p.but(k=k, q=p.q * 0.1, v=p.v + 1), family)
+
+
+@pytest.mark.parametrize("way", ["nearly alike", "few queries"])
+@some_families_of(torch.float32)
+def test_few_queries_that_look_at_a_thousand_keys_are_accurate(family, way):
+    # The difference of a score and an LSE of many keys is larger than either.
+    p = normal(family.dtype, 8, 1024, family.dim)
+    check(p.but(q=p.q * 0.2) if way == "nearly alike" else p, family)
+
+
 @pytest.mark.parametrize("causal", [NONE, BOTTOM_RIGHT])
 @some_families
 def test_gradients_of_parts_of_the_keys_add_up(family, causal):

@@ -153,11 +153,32 @@ def test_any_head_dims_with_features(kind, dim, dim_v):
 @pytest.mark.parametrize("kind", ["f16", "f32"])
 def test_softcap_of_rows_that_look_everywhere_is_accurate(kind, softcap):
     # What is due to delta is not made up for at a few keys that stand for all.
-    # (dV of float32 has up to 1.4 times what is allowed: docs/accuracy.md.)
     p = make(kind, 16, 1024, 64, softcap=softcap)
     for other in (p.but(v=p.v + 1), p.but(q=p.q * 0.2, v=p.v + 1)):
         found = ratios(other, run(other))
-        assert max(found["dq"], found["dk"]) <= 1, found
+        assert max(found.values()) <= 1, found
+
+
+@pytest.mark.parametrize("softcap", [0.0, 30.0])
+def test_single_queries_of_float32_are_accurate(softcap):
+    # PyTorch's math path sums the products of one query in parts.
+    def draw(seed):
+        p = make("f32", 1, 300, 64, heads=2, draw=seed, softcap=softcap)
+        return p.but(q=p.q * 10) if softcap else p
+
+    problems = [draw(seed) for seed in range(DRAWS // 2)]
+    results, references = [run(p) for p in problems], [exact(p) for p in problems]
+    found = ratios_together(problems, results, references)
+    # Observed: 0.67; with all products in one sum, and the LSE's residue of a
+    # difference taken in the wrong order, 1.0 and 0.83.
+    assert max(found.values()) <= 0.8, found
+
+
+@pytest.mark.parametrize("dim_v", [40, 33])
+def test_float32_sums_that_are_put_away_come_back(dim_v):
+    # More than 16 tiles of queries, over heads that share keys; dv element by element.
+    p = make("f32", 600, 20, dim_v=dim_v, heads=2)
+    check(p.but(mask=chance(1, 2, 600, 20) < 0.8, softcap=5.0, dout=p.dout + 1))
 
 
 # --------------------------------------------------------------------------- bias
@@ -276,10 +297,14 @@ def test_rows_and_keys_that_nobody_sees_get_zero(kind):
     assert not results.dbias[~mask.expand_as(results.dbias)].any()
 
 
-@pytest.mark.parametrize("way", ["mask", "bias", "window", "spans", "blocks"])
+@pytest.mark.parametrize(
+    "way, softcap",
+    [(way, 0.0) for way in ("mask", "bias", "window", "spans", "blocks")]
+    + [(way, 2.0) for way in ("mask", "bias", "window", "spans")],
+)
 @some_kinds
-def test_a_key_that_a_row_cannot_see_does_not_reach_its_gradients(kind, way):
-    p = make(kind, 140, 270)
+def test_a_key_that_a_row_cannot_see_does_not_reach_its_gradients(kind, way, softcap):
+    p = make(kind, 140, 270, softcap=softcap)
     hides = torch.ones(140, 270, dtype=torch.bool, device=DEVICE)
     hides[20:, 201] = False
     bias = torch.zeros(140, 270, device=DEVICE).masked_fill(~hides, -math.inf)

@@ -134,7 +134,8 @@ static void add_tensors(fa_call *call, const fa_problem *p,
         if (list[i] == NULL || ((reads | writes) >> i & 1) == 0) {
             continue;
         }
-        const uint32_t access = (reads >> i & 1) != 0 ? FA_READ : FA_WRITE;
+        const uint32_t access = ((reads >> i & 1) != 0 ? FA_READ : 0) |
+                                ((writes >> i & 1) != 0 ? FA_WRITE : 0);
         *views[i] = view_of(list[i]);
         /* Asked anew: the plan may be older than the memory. */
         if (fa_why_narrow(list[i]).cause == FA_CAUSE_WIDE) {
@@ -338,13 +339,15 @@ static void fill_backward(fa_call *call, const fa_problem *p,
                           const fa_gradients *g, const fa_step *step,
                           uint32_t writes, void *rows)
 {
-    const bool of_keys = (writes & (FA_SET_DK | FA_SET_DV)) != 0;
-    add_tensors(call, p, g, FA_SET_Q | FA_SET_K | FA_SET_V | FA_SET_DOUT,
+    const uint32_t of_keys = writes & (FA_SET_DK | FA_SET_DV);
+    /* float: long sums are put away there (FA_PUTS_AWAY). */
+    const uint32_t kept = p->q.dtype == FA_F32 ? of_keys : 0;
+    add_tensors(call, p, g, FA_SET_Q | FA_SET_K | FA_SET_V | FA_SET_DOUT | kept,
                 writes);
     call->args.rows = rows;
     add_numbers(call, p, rows, FA_ROW_NUMBERS,
                 step->row_sums ? FA_READ | FA_WRITE : FA_READ);
-    add_features(call, p, of_keys);
+    add_features(call, p, of_keys != 0);
 }
 
 static void fill_bias(fa_call *call, const fa_problem *p, const fa_gradients *g,

@@ -27,7 +27,7 @@ typedef enum fa_dtype { FA_F16 = 0, FA_BF16, FA_F32, FA_F64 } fa_dtype;
 typedef enum fa_pass {
     FA_FORWARD,     /* q k v -> out, lse and, if not NULL, lse_lo and out_lo */
     FA_PREPARE,     /* what the other passes need to know of whole rows */
-    FA_BACKWARD_KV, /* dk and dv, each if not NULL */
+    FA_BACKWARD_KV, /* dk and dv, each if not NULL; in fp32 it reads them, too */
     FA_BACKWARD_Q,  /* dq if not NULL; row sums if wanted */
     FA_BACKWARD_BIAS, /* dbias, summed over the dimensions where bias is of size
                        * 1; in fp32 or fp64 arithmetic */

@@ -32,9 +32,8 @@
  * Edges   Rows past the end are zero and are not stored.  A query that sees
  *         no key has bias = -inf and no part in any sum.  A NaN or Inf in a
  *         key that a row cannot see does not reach dQ.
- * Order   walked rows ascend inside one workgroup, in dQ then the first tile
- *         once more and the heaviest keys, no atomics: repeats bit for
- *         bit.
+ * Order   walked rows ascend inside one workgroup, in dQ then every 16th tile
+ *         once more and the heaviest keys, no atomics: repeats bit for bit.
  * Error   of each gradient at most 2x PyTorch's math path in the same type,
  *         against exact arithmetic; exceptions and observed figures:
  *         docs/accuracy.md.
@@ -47,21 +46,23 @@
 #include "tour.h"
 #include "weigh.h"
 
-/* Stores sums[i] * factor as rows of a gradient. */
+/* Stores sums[i] * factor as rows of a gradient, or adds it to them.  Of the LDS
+ * what is behind the owned rows is used, with a barrier if at all. */
 template <int KIND, int DIM, int OWN, int LDS_BYTES>
 static FA_DEVICE void
 fa_store_gradient(fa_args_in a, int view, uint32_t set, uint32_t place,
                   int first, int rows, int channels,
                   const FA_NUMBER(KIND) sums[OWN][DIM / 8],
-                  FA_NUMBER(KIND) factor, fa_lds lds, uint32_t tid)
+                  FA_NUMBER(KIND) factor, bool adds, fa_lds lds, uint32_t tid)
 {
     uint32_t at = fa_uniform(place);
     fa_output to =
         fa_output_of(a, view, (a->wide & set) != 0, fa_stored_grad<KIND>(a),
                      (int)(at >> 16), (int)(at & 0xffff), channels);
 
+    to.adds = adds;
     if (!to.wide) {
-        fa_barrier(); /* fa_store_narrow uses all of the LDS */
+        fa_barrier(); /* what was in LDS is read */
     }
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
@@ -83,10 +84,14 @@ fa_store_gradient(fa_args_in a, int view, uint32_t set, uint32_t place,
 template <int LEVEL, int KIND, int DIM, int OWN, int PASS>
 static FA_DEVICE void
 fa_store_sums(fa_args_in a, const fa_walk<KIND, DIM, OWN, PASS> *walk,
-              uint32_t place, int first, fa_lds lds, uint32_t tid)
+              uint32_t place, int first, bool adds, fa_lds lds, uint32_t tid)
 {
     typedef fa_backward_layout<KIND, DIM, OWN, PASS> L;
-    enum { KV = PASS == FA_BACKWARD_KV };
+    enum {
+        KV = PASS == FA_BACKWARD_KV,
+        LDS_BYTES = (int)L::LDS_BYTES - (int)L::WALK_AT
+    };
+    fa_lds area = lds + L::WALK_AT;
     FA_NUMBER(KIND) first_factor = (FA_NUMBER(KIND))a->scale;
     FA_NUMBER(KIND) second_factor = 1;
 
@@ -103,16 +108,16 @@ fa_store_sums(fa_args_in a, const fa_walk<KIND, DIM, OWN, PASS> *walk,
         first_factor *= (FA_NUMBER(KIND))(1.0f / FA_EVEN_SCALE(KIND));
     }
     if (walk->with_second) {
-        fa_store_gradient<KIND, DIM, OWN, L::LDS_BYTES>(
+        fa_store_gradient<KIND, DIM, OWN, LDS_BYTES>(
             a, FA_VIEW(dv), FA_SET_DV, place, first, a->seqlen_k, a->head_dim_v,
-            walk->second_sum, second_factor, lds, tid);
+            walk->second_sum, second_factor, adds, area, tid);
     }
     bool stores = KV || a->dq.data != nullptr; /* else for row_sums alone */
     if (walk->with_first && stores) {
-        fa_store_gradient<KIND, DIM, OWN, L::LDS_BYTES>(
+        fa_store_gradient<KIND, DIM, OWN, LDS_BYTES>(
             a, KV ? FA_VIEW(dk) : FA_VIEW(dq), KV ? FA_SET_DK : FA_SET_DQ,
             place, first, KV ? a->seqlen_k : a->seqlen_q, a->head_dim,
-            walk->first_sum, first_factor, lds, tid);
+            walk->first_sum, first_factor, adds, area, tid);
     }
 }
 
@@ -136,6 +141,48 @@ static FA_DEVICE uint32_t fa_query_place(uint32_t own, uint32_t walked)
     return PASS == FA_BACKWARD_KV ? walked : own;
 }
 
+/* The tile behind t: of the next head that shares the keys if this one has no
+ * more, and behind the last one those of the evenings; FA_NO_TILE, or one that is
+ * not below range.end, at the end.  heads: still to walk over.  place: of the
+ * walked rows.  start: the first tile. */
+template <int KIND, int PASS, int LEVEL>
+static FA_DEVICE int fa_coming(fa_args_in a, fa_tour *tour,
+                               fa_evenings *evenings, int *heads,
+                               uint32_t *place, uint32_t own_place, int first,
+                               int rows, int t, int start)
+{
+    enum { KV = PASS == FA_BACKWARD_KV };
+    bool evening = evenings->left > 0;
+    int coming =
+        fa_tile_from<LEVEL>(a, tour, fa_query_place<PASS>(own_place, *place),
+                            first, t + (evening ? (int)FA_EVEN_EVERY : 1));
+
+    if (KV && LEVEL == FA_PLAIN && coming >= tour->range.end) {
+        *heads -= 1;
+        *place += 1;
+        coming = *heads > 0 ? tour->range.begin : (int)FA_NO_TILE;
+    }
+    while (KV && LEVEL == FA_FULL && coming >= tour->range.end && *heads > 1) {
+        *heads -= 1;
+        *place += 1;
+        coming = fa_start_tour<LEVEL, PASS>(a, tour, *place, first, rows);
+    }
+    if (FA_EVENS_OUT(KIND, PASS)) {
+        evenings->days += evening ? 0 : 1;
+        evenings->left -= evening ? 1 : 0;
+        if (evening && evenings->left == 0) {
+            return FA_NO_TILE;
+        }
+        if (!evening && coming >= tour->range.end) {
+            evenings->left = fa_evenings_of(evenings->days);
+            tour->entry = 0;
+            coming = fa_tile_from<LEVEL>(a, tour, own_place, first,
+                                         start + fa_first_evening(evenings));
+        }
+    }
+    return coming;
+}
+
 template <int KIND, int DIM, int OWN, int PASS, int LEVEL>
 static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
 {
@@ -143,6 +190,7 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
     typedef FA_NUMBER(KIND) number;
     enum {
         KV = PASS == FA_BACKWARD_KV,
+        APART = FA_SUMS_APART(KIND, PASS),
         ROWS = L::ROWS,
         WAVE_ROWS = L::shape::WAVE_ROWS
     };
@@ -188,14 +236,8 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
                                 lds + L::UNDO_AT + ROWS * 4, tid);
     }
     fa_own_numbers_of<PASS>(&walk.own, a, own_place, first, tid);
-#pragma unroll
-    for (int i = 0; i < OWN; i++) {
-#pragma unroll
-        for (int e = 0; e < DIM / 8; e++) {
-            walk.first_sum[i][e] = 0;
-            walk.second_sum[i][e] = 0;
-        }
-    }
+    fa_clear_sums<KIND, DIM, OWN>(walk.first_sum);
+    fa_clear_sums<KIND, DIM, OWN>(walk.second_sum);
     fa_clear_due(&walk.due);
     uint32_t flip = fa_flip<KIND>(a);
     fa_tile tile_a = fa_tile_of(FA_A_AT(PASS), own_place, first, KV ? 0 : flip);
@@ -219,116 +261,119 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
             fa_settle<L>(lds + L::B_AT, &staged, a, &tile_b, tid);
         }
     }
-    bool evening = false; /* FA_EVENS_OUT: in the step behind the last one */
-    while (t < tour.range.end) {
-        a = fa_again(args);
-        int at = t * FA_WALK;
-        fa_range wave = fa_range_of<LEVEL, PASS>(a, wave_first, WAVE_ROWS);
-        bool active = fa_is_active(&wave, tour.sink_tiles, t);
-        uint32_t query_place = fa_query_place<PASS>(own_place, walk_place);
-        number s[OWN][FA_WALKED];
-        number dp[OWN][FA_WALKED];
-        fa_weights<KIND> p[OWN];
-        fa_weights<KIND> ds[OWN];
-        uint32_t kept = 0;
+    fa_evenings evenings = {0, 0}; /* FA_EVENS_OUT */
+    bool adds = false;             /* FA_PUTS_AWAY: not the first epoch */
+    do {
+        int left = FA_EPOCH;
+        while (t < tour.range.end && left > 0) {
+            left -= FA_PUTS_AWAY(KIND, PASS) ? 1 : 0;
+            a = fa_again(args);
+            int at = t * FA_WALK;
+            fa_range wave = fa_range_of<LEVEL, PASS>(a, wave_first, WAVE_ROWS);
+            bool active = fa_is_active(&wave, tour.sink_tiles, t);
+            uint32_t query_place = fa_query_place<PASS>(own_place, walk_place);
+            number s[OWN][FA_WALKED];
+            number dp[OWN][FA_WALKED];
+            fa_weights<KIND> p[OWN];
+            fa_weights<KIND> ds[OWN];
+            uint32_t kept = 0;
+            bool evening = evenings.left > 0;
 
-        a = fa_again(a);
-        fa_tile x = fa_tile_of(FA_X_AT(PASS), walk_place, at, KV ? flip : 0);
-        fa_tile y = fa_tile_of(FA_Y_AT(PASS), walk_place, at, 0);
-        number walked = fa_fetch_walked<KIND, PASS>(a, walk_place, at, tid);
-        if (LEVEL == FA_FULL && KV && a->seed != nullptr) {
-            kept = fa_make_kept<OWN>(a, walk_place, first, at, tid);
-        }
-        fa_next next;
-
-        /* S = A X^T, dP - delta = B Y^T - delta */
-        fa_clear_products<OWN>(s);
-        fa_set_next(&next,
-                    walk.with_first && !evening ? FA_ROWS_OF : FA_COLUMNS_OF,
-                    evening ? &x : &y, &tile_b);
-        fa_walk_rows<L, LEVEL == FA_FULL && KV>(
-            s, a, a->head_dim, lds, lds, &tile_a, &x, walked,
-            FA_WALKED_ARRAYS(KIND, PASS), kept, &staged, &next, active, &tid);
-        fa_clear_products<OWN>(dp);
-        if (FA_TAKES_EARLY(KIND, LEVEL)) {
-            fa_take<KIND, OWN, PASS>(dp, FA_DELTA, &walk.own, lds + L::AREA_AT,
-                                     tid);
-        }
-        if (walk.with_first && !evening) {
-            fa_set_next(&next, FA_COLUMNS_OF, walk.with_second ? &y : &x,
-                        &tile_b);
-            fa_walk_rows<L, false>(dp, a, a->head_dim_v, lds + L::B_AT, lds,
-                                   &tile_b, &y, walked, 0, 0, &staged, &next,
-                                   active, &tid);
-        }
-        /* Also in waves that do not use it: under a branch the compiler keeps
-         * products and weights in registers of their own. */
-        a = fa_again(a);
-        bool masked = !fa_all_seen<LEVEL, PASS>(a, wave_first, WAVE_ROWS, at);
-        fa_weigh<KIND, DIM, OWN, PASS, LEVEL>(&walk, s, dp, p, ds, a, lds,
-                                              query_place, first, at, masked,
-                                              evening, tid);
-
-        a = fa_again(a);
-        uint32_t coming_place = walk_place;
-        int coming = fa_tile_from<LEVEL>(a, &tour, query_place, first, t + 1);
-        if (KV && LEVEL == FA_PLAIN && coming >= tour.range.end) {
-            heads -= 1;
-            coming_place += 1;
-            coming = heads > 0 ? tour.range.begin : (int)FA_NO_TILE;
-        }
-        while (KV && LEVEL == FA_FULL && coming >= tour.range.end &&
-               heads > 1) {
-            heads -= 1;
-            coming_place += 1;
-            coming =
-                fa_start_tour<LEVEL, PASS>(a, &tour, coming_place, first, ROWS);
-        }
-        bool was_even = evening;
-        if (FA_EVENS_OUT(KIND, PASS)) {
-            evening = coming >= tour.range.end && !was_even;
-            coming = evening ? start : was_even ? (int)FA_NO_TILE : coming;
-        }
-        bool is_last = coming >= tour.range.end;
-        int form = is_last ? FA_NOTHING : FA_ROWS_OF;
-        fa_tile after = fa_tile_of(FA_X_AT(PASS), coming_place,
-                                   is_last ? 0 : coming * FA_WALK, 0);
-        if (walk.with_second) { /* dV += P^T dO */
-            if (walk.with_first) {
-                fa_set_next(&next, FA_COLUMNS_OF, &x, &tile_a);
-            } else {
-                fa_set_next(&next, form, &after, &tile_a);
+            a = fa_again(a);
+            fa_tile x =
+                fa_tile_of(FA_X_AT(PASS), walk_place, at, KV ? flip : 0);
+            fa_tile y = fa_tile_of(FA_Y_AT(PASS), walk_place, at, 0);
+            number walked = fa_fetch_walked<KIND, PASS>(a, walk_place, at, tid);
+            if (LEVEL == FA_FULL && KV && a->seed != nullptr) {
+                kept = fa_make_kept<OWN>(a, walk_place, first, at, tid);
             }
+            fa_next next;
+
+            /* S = A X^T, dP - delta = B Y^T - delta */
+            fa_clear_products<OWN>(s);
+            fa_set_next(
+                &next, walk.with_first && !evening ? FA_ROWS_OF : FA_COLUMNS_OF,
+                evening ? &x : &y, &tile_b);
+            fa_walk_rows<L, LEVEL == FA_FULL && KV>(
+                s, a, a->head_dim, lds, lds, &tile_a, &x, walked,
+                FA_WALKED_ARRAYS(KIND, PASS), kept, &staged, &next, active,
+                &tid);
+            fa_clear_products<OWN>(dp);
+            if (FA_TAKES_EARLY(KIND, LEVEL)) {
+                fa_take<KIND, OWN, PASS>(dp, FA_DELTA, &walk.own,
+                                         lds + L::AREA_AT, tid);
+            }
+            if (walk.with_first && !evening) {
+                fa_set_next(&next, FA_COLUMNS_OF, walk.with_second ? &y : &x,
+                            &tile_b);
+                fa_walk_rows<L, false>(dp, a, a->head_dim_v, lds + L::B_AT, lds,
+                                       &tile_b, &y, walked, 0, 0, &staged,
+                                       &next, active, &tid);
+            }
+            /* Also in waves that do not use it: under a branch the compiler
+             * keeps products and weights in registers of their own. */
             a = fa_again(a);
-            bool clear = LEVEL == FA_FULL &&
-                         fa_is_cleared<LEVEL, PASS>(a, first, ROWS, at);
-            fa_walk_columns<L>(walk.second_sum, p, a, lds, &y, walk.y_scale,
-                               clear, &staged, &next, active, &tid);
-        }
-        if (walk.with_first) { /* dK += dS^T Q, or dQ += dS K */
+            bool masked =
+                !fa_all_seen<LEVEL, PASS>(a, wave_first, WAVE_ROWS, at);
+            fa_weigh<KIND, DIM, OWN, PASS, LEVEL>(&walk, s, dp, p, ds, a, lds,
+                                                  query_place, first, at,
+                                                  masked, &evenings, tid);
+
             a = fa_again(a);
-            bool clear = fa_is_cleared<LEVEL, PASS>(a, first, ROWS, at);
-            fa_set_next(&next, form, &after, &tile_a);
-            fa_walk_columns<L>(walk.first_sum, ds, a, lds, &x, walk.x_scale,
-                               clear, &staged, &next, active, &tid);
+            uint32_t coming_place = walk_place;
+            int coming = fa_coming<KIND, PASS, LEVEL>(
+                a, &tour, &evenings, &heads, &coming_place, own_place, first,
+                ROWS, t, start);
+            bool is_last = coming >= tour.range.end;
+            int form = is_last ? FA_NOTHING : FA_ROWS_OF;
+            fa_tile after = fa_tile_of(FA_X_AT(PASS), coming_place,
+                                       is_last ? 0 : coming * FA_WALK, 0);
+            if (walk.with_second) { /* dV += P^T dO */
+                if (walk.with_first) {
+                    fa_set_next(&next, FA_COLUMNS_OF, &x, &tile_a);
+                } else {
+                    fa_set_next(&next, form, &after, &tile_a);
+                }
+                a = fa_again(a);
+                bool clear = LEVEL == FA_FULL &&
+                             fa_is_cleared<LEVEL, PASS>(a, first, ROWS, at);
+                fa_walk_columns<L, APART>(walk.second_sum, p, a, lds, &y,
+                                          walk.y_scale, clear, &staged, &next,
+                                          active, &tid);
+            }
+            if (walk.with_first) { /* dK += dS^T Q, or dQ += dS K */
+                a = fa_again(a);
+                bool clear = fa_is_cleared<LEVEL, PASS>(a, first, ROWS, at);
+                fa_set_next(&next, form, &after, &tile_a);
+                fa_walk_columns<L, APART>(walk.first_sum, ds, a, lds, &x,
+                                          walk.x_scale, clear, &staged, &next,
+                                          active, &tid);
+            }
+            t = coming;
+            walk_place = coming_place;
         }
-        t = coming;
-        walk_place = coming_place;
-    }
-    /* Not `a` of the last step, which the compiler puts into vector
-     * registers. */
-    if constexpr (FA_EVENS_OUT(KIND, PASS)) {
-        a = fa_again(args);
-        if (start < tour.range.end) {
-            fa_give_rest<KIND, DIM>(walk.first_sum, &walk.due, a, walk.x_scale,
-                                    walk_place, lds + L::AREA_AT, tid);
+        /* Not `a` of the last step, which the compiler puts into vector
+         * registers. */
+        if constexpr (FA_EVENS_OUT(KIND, PASS)) {
+            a = fa_again(args);
+            if (start < tour.range.end) {
+                fa_give_rest<KIND, DIM>(walk.first_sum, &walk.due, a,
+                                        walk.x_scale, walk_place,
+                                        lds + L::AREA_AT, tid);
+            }
+            if (FA_SUMS_ROWS(KIND, LEVEL) && a->row_sums != 0) {
+                fa_store_row_sums(a, &walk.due, own_place, first,
+                                  FA_WHOLE(KIND, walk.lift), tid);
+            }
         }
-        if (FA_SUMS_ROWS(KIND, LEVEL) && a->row_sums != 0) {
-            fa_store_row_sums(a, &walk.due, own_place, first,
-                              FA_WHOLE(KIND, walk.lift), tid);
+        fa_store_sums<LEVEL>(fa_again(args), &walk, own_place, first, adds, lds,
+                             tid);
+        if (FA_PUTS_AWAY(KIND, PASS)) {
+            fa_clear_sums<KIND, DIM, OWN>(walk.first_sum);
+            fa_clear_sums<KIND, DIM, OWN>(walk.second_sum);
+            adds = true;
         }
-    }
-    fa_store_sums<LEVEL>(fa_again(args), &walk, own_place, first, lds, tid);
+    } while (FA_PUTS_AWAY(KIND, PASS) && t < tour.range.end);
 }
 
 #endif

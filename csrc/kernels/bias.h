@@ -88,7 +88,7 @@ fa_add_tile(FA_NUMBER(KIND) sum[OWN][FA_WALKED], fa_args_in a, fa_lds lds,
     uint32_t seen = fa_add_features(&walk, s, dp, dp, a, lds, place, first,
                                     walked, masked, kept, tid);
     fa_exponentials<KIND, OWN, PASS>(s, own, lds, walk.scale_log2, tid);
-    fa_forget_unseen<KIND, OWN, PASS>(s, dp, a, seen);
+    fa_forget_unseen<KIND, OWN, PASS>(s, dp, dp, a, seen);
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
 #pragma unroll

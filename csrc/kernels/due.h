@@ -3,11 +3,11 @@
  * The dS of a query sum to its dLSE (FA_DS_SUM), and cancel in dQ for what its
  * keys have in common.  As they come, rounded to fp16 and with a delta of
  * rounded numbers, they do not.  What their sum lacks belongs to all keys by
- * their weights, so it is shared by many: in one more step it is added to the
- * dS of the first tile.  A row that looks elsewhere must not give that tile's
- * keys more than their weights are worth; it gives the rest to the heaviest key
- * of each of its 8 lanes.  A key of no weight gets nothing: it may be of any
- * size.
+ * their weights, so it is shared by many: in evening steps behind the last one
+ * it is added to the dS of one tile in 16.  A row that looks elsewhere must not
+ * give those tiles' keys more than their weights are worth; it gives the rest
+ * to the heaviest key of each of its 8 lanes.  A key of no weight gets nothing:
+ * it may be of any size.
  *
  * With softcap a wrong delta changes each dS by its own slope, so it is no
  * common part: the heaviest keys alone get their parts of it, times the mean
@@ -25,19 +25,50 @@
  * are all the keys of the row. */
 #define FA_EVENS_OUT(KIND, PASS) ((KIND) != FA_F64 && (PASS) == FA_BACKWARD_Q)
 
+/* Tiles to an evening step: 64 keys stand for so many, and what they do not have
+ * in common with the others is an error that must not grow with their number. */
+enum { FA_EVEN_EVERY = 16 };
+
 /* What is given is small, so sums and shares in fp16 are times this. */
 #define FA_EVEN_SCALE(KIND) (FA_IS_HALF(KIND) ? 0x1p10f : 1.0f)
 
 /* What a sum of 1 is in the units of dS, a power of two.  lift: see fa_lift. */
 #define FA_WHOLE(KIND, lift) (FA_IS_HALF(KIND) ? (lift) * FA_P_SCALE : 1.0f)
 
+/* Where a workgroup is: steps that it took by day, and evenings that are left,
+ * this one included. */
+typedef struct fa_evenings {
+    int days;
+    int left;
+} fa_evenings;
+
+/* As many as there are tiles from the first evening's on, 16 apart. */
+static FA_DEVICE int fa_evenings_of(int days)
+{
+    return fa_max_int((days + FA_EVEN_EVERY / 2) / FA_EVEN_EVERY, 1);
+}
+
+/* How far from the first tile the first evening is: in the middle of 16 or of
+ * all, because the first keys may be like no others, and in a window only the
+ * first rows see them; but not at the last two tiles, the diagonal's. */
+static FA_DEVICE int fa_first_evening(const fa_evenings *x)
+{
+    return fa_max_int(fa_min_int(x->days, FA_EVEN_EVERY) - 2, 0) / 2;
+}
+
+static FA_DEVICE bool fa_is_first(const fa_evenings *x)
+{
+    return x->left > 0 && x->left == fa_evenings_of(x->days);
+}
+
 /* What a lane knows of its rows. */
 template <int OWN> struct fa_due {
     float sum[OWN];     /* of dS as they are used; with softcap, only what
-                         * rounding added to them; behind fa_even_out, what is
-                         * left to be given */
+                         * rounding added to them; from the first evening on,
+                         * what the heaviest keys are given */
     float exact[OWN];   /* before softcap's slope and rounding */
-    float weight[OWN];  /* of P */
+    float weight[OWN];  /* of P; from the first evening on, what the keys of
+                         * each evening's tile are given */
     float slope[OWN];   /* of P times softcap's slope */
     uint32_t best[OWN]; /* the largest P, in its lowest 3 bits which of 8 */
     int at[OWN];        /* the walked tile of that */
@@ -175,14 +206,36 @@ static FA_DEVICE fa_lack fa_lack_of(fa_args_in a, const fa_due<OWN> *due, int i,
     return x;
 }
 
-/* In place of dP: what makes of P each key's part of what its row lacks.  What
- * is left becomes `sum`, and the row's sum is in `exact`.  place, first: of
- * the queries. */
+/* The first evening of `evenings`: what rows lack is shared out.  place, first:
+ * of the queries. */
 template <int KIND, int LEVEL, int DIM, int OWN>
-static FA_DEVICE void fa_even_out(float dq[OWN][DIM / 8], fa_due<OWN> *due,
-                                  fa_args_in a, float p[OWN][FA_WALKED],
-                                  float dp[OWN][FA_WALKED], uint32_t place,
-                                  int first, float whole, uint32_t tid)
+static FA_DEVICE void fa_share_lack(float dq[OWN][DIM / 8], fa_due<OWN> *due,
+                                    fa_args_in a, uint32_t place, int first,
+                                    float whole, int evenings, uint32_t tid)
+{
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        int row = first + fa_own_row(OWN, tid, i);
+        fa_lack lack = fa_lack_of<KIND, LEVEL>(a, due, i, place, row, whole);
+        if (LEVEL == FA_PLAIN) {
+            due->exact[i] = due->sum[i];
+        }
+        due->sum[i] = lack.heaviest * FA_EVEN_SCALE(KIND);
+        due->weight[i] = lack.all * FA_EVEN_SCALE(KIND) / (float)evenings;
+        if constexpr (FA_IS_HALF(KIND)) {
+#pragma unroll
+            for (int e = 0; e < DIM / 8; e++) {
+                dq[i][e] *= FA_EVEN_SCALE(KIND);
+            }
+        }
+    }
+}
+
+/* In place of dP: what makes of P each key's part of what its row lacks. */
+template <int KIND, int OWN>
+static FA_DEVICE void fa_even_out(fa_due<OWN> *due, fa_args_in a,
+                                  float p[OWN][FA_WALKED],
+                                  float dp[OWN][FA_WALKED])
 {
     /* A tile's usual part. */
     float usual = (FA_IS_HALF(KIND) ? FA_P_SCALE : 1.0f) * (float)FA_WALK /
@@ -190,24 +243,12 @@ static FA_DEVICE void fa_even_out(float dq[OWN][DIM / 8], fa_due<OWN> *due,
 
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        int row = first + fa_own_row(OWN, tid, i);
-        fa_lack lack = fa_lack_of<KIND, LEVEL>(a, due, i, place, row, whole);
         float weight = fa_sum8(fa_sum_walked(p[i]));
-        float each = lack.all * FA_EVEN_SCALE(KIND) / fa_max(weight, usual);
-        if (LEVEL == FA_PLAIN) {
-            due->exact[i] = due->sum[i];
-        }
-        due->sum[i] = lack.heaviest * FA_EVEN_SCALE(KIND);
+        float each = due->weight[i] / fa_max(weight, usual);
         due->sum[i] += weight < usual ? each * (usual - weight) : 0.0f;
 #pragma unroll
         for (int j = 0; j < FA_WALKED; j++) {
             dp[i][j] = each;
-        }
-        if constexpr (FA_IS_HALF(KIND)) {
-#pragma unroll
-            for (int e = 0; e < DIM / 8; e++) {
-                dq[i][e] *= FA_EVEN_SCALE(KIND);
-            }
         }
     }
 }

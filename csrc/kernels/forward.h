@@ -370,8 +370,9 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
         bool is_last = t >= tour.range.end;
         k.first = is_last ? 0 : t * FA_WALK;
         fa_set_next(&next, is_last ? FA_NOTHING : FA_ROWS_OF, &k, &q);
-        special |= fa_walk_columns<L>(rows.out, p, a, lds, &v, v_scale, clear,
-                                      &staged, &next, active, &tid);
+        special |= fa_walk_columns<L, KIND == FA_F32>(rows.out, p, a, lds, &v,
+                                                      v_scale, clear, &staged,
+                                                      &next, active, &tid);
     }
     a = fa_again(a);
     if (fa_any_wave(special, lds + L::AREA_AT, tid)) {

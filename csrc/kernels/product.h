@@ -97,15 +97,15 @@ static FA_DEVICE void fa_multiply_rows(FA_NUMBER(KIND) s[OWN][FA_WALKED],
     }
 }
 
-/* The same for one of several chunks.  Long rows of fp32: summed apart and
- * then added, so that the roundings do not add up.  This must not depend on
+/* The same for one of several chunks.  fp32: summed apart and then added, so
+ * that the roundings of long rows do not add up.  This must not depend on
  * the pass: the backward needs the forward's S to the bit. */
 template <int KIND, int DIM, int OWN>
 static FA_DEVICE void fa_multiply_chunk(FA_NUMBER(KIND) s[OWN][FA_WALKED],
                                         fa_lds own, fa_lds walk, int granules,
                                         uint32_t tid)
 {
-    if constexpr (KIND == FA_F32 && DIM > 64) {
+    if constexpr (KIND == FA_F32 && DIM > 32) {
         float part[OWN][FA_WALKED];
         fa_clear_products<OWN>(part);
         fa_multiply_rows<KIND, OWN>(part, own, walk, granules, tid);
@@ -272,6 +272,33 @@ fa_add_apart(FA_NUMBER(KIND) sum[OWN][fa_shape<KIND, DIM, OWN>::CHANNELS],
             for (int e = 0; e < shape::GROUP; e++) {
                 sum[i][u * shape::GROUP + e] += part[i][e];
             }
+        }
+    }
+}
+
+template <int KIND, int DIM, int OWN>
+static FA_DEVICE void
+fa_clear_sums(FA_NUMBER(KIND) sum[OWN][fa_shape<KIND, DIM, OWN>::CHANNELS])
+{
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+#pragma unroll
+        for (int e = 0; e < fa_shape<KIND, DIM, OWN>::CHANNELS; e++) {
+            sum[i][e] = 0;
+        }
+    }
+}
+
+template <int KIND, int DIM, int OWN>
+static FA_DEVICE void
+fa_add_sums(FA_NUMBER(KIND) to[OWN][fa_shape<KIND, DIM, OWN>::CHANNELS],
+            const FA_NUMBER(KIND) sum[OWN][fa_shape<KIND, DIM, OWN>::CHANNELS])
+{
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+#pragma unroll
+        for (int e = 0; e < fa_shape<KIND, DIM, OWN>::CHANNELS; e++) {
+            to[i][e] += sum[i][e];
         }
     }
 }

@@ -237,8 +237,10 @@ fa_walk_rows(typename L::number s[L::OWN][FA_WALKED], fa_args_in a,
 }
 
 /* sum += weights * rows.  The first stage is in `staged`.  scale: FA_BF16, of
- * the columns.  clear: see fa_commit_columns; returns what it does. */
-template <typename L>
+ * the columns.  clear: see fa_commit_columns; returns what it does.  APART: these
+ * rows are summed before they are added, because the roundings of thousands of
+ * rows add up. */
+template <typename L, bool APART>
 static FA_DEVICE bool
 fa_walk_columns(typename L::number sum[L::OWN][L::shape::CHANNELS],
                 const fa_weights<L::KIND> weights[L::OWN], fa_args_in a,
@@ -248,8 +250,12 @@ fa_walk_columns(typename L::number sum[L::OWN][L::shape::CHANNELS],
 {
     enum { KIND = L::KIND, DIM = L::DIM };
     fa_lds columns = lds + L::COLUMNS_AT;
+    typename L::number tile[L::OWN][L::shape::CHANNELS];
     bool found = false;
 
+    if (APART) {
+        fa_clear_sums<KIND, DIM, L::OWN>(tile);
+    }
 #pragma unroll
     for (int n = 0; n < L::STAGES; n++) {
         fa_barrier(); /* what was in LDS is read */
@@ -270,12 +276,15 @@ fa_walk_columns(typename L::number sum[L::OWN][L::shape::CHANNELS],
 #pragma unroll
             for (int m = 0; m < L::SHARES; m++) {
                 fa_add_share<KIND, DIM, L::OWN>(
-                    sum, weights, n * L::SHARES + m,
+                    APART ? tile : sum, weights, n * L::SHARES + m,
                     columns + m * FA_SHARE_BYTES(KIND, DIM), lds + L::AREA_AT,
                     tid);
             }
         }
         *thread = tid;
+    }
+    if (APART) {
+        fa_add_sums<KIND, DIM, L::OWN>(sum, tile);
     }
     return found;
 }

@@ -14,6 +14,7 @@ typedef struct fa_output {
     int channels;
     int stored;
     bool wide;
+    bool adds; /* to what lies there, which is of the kernel's own type */
 } fa_output;
 
 static FA_DEVICE fa_output fa_output_of(fa_args_in a, int at, bool wide,
@@ -30,6 +31,7 @@ static FA_DEVICE fa_output fa_output_of(fa_args_in a, int at, bool wide,
     x.channels = channels;
     x.stored = stored;
     x.wide = wide;
+    x.adds = false;
     return x;
 }
 
@@ -73,10 +75,20 @@ static FA_DEVICE void fa_store_wide(const fa_output *to, int row,
 
 #pragma unroll
     for (int u = 0; u < DIM / 8 / GROUP; u++) {
-        const FA_NUMBER(KIND) *part = &x[u * GROUP];
+        FA_NUMBER(KIND) part[GROUP];
 
         if (fa_channel(GROUP, tid, u) >= to->channels) {
             continue;
+        }
+#pragma unroll
+        for (int e = 0; e < GROUP; e++) {
+            part[e] = x[u * GROUP + e];
+        }
+        if (to->adds) {
+#pragma unroll
+            for (int e = 0; e < GROUP; e++) {
+                part[e] += ((FA_GLOBAL FA_NUMBER(KIND) *)at)[8 * GROUP * u + e];
+            }
         }
         if (KIND == FA_F64 || to->stored == FA_F32) {
 #pragma unroll
@@ -95,7 +107,7 @@ static FA_DEVICE void fa_store_wide(const fa_output *to, int row,
 
 /* The same for any stride and alignment: 8 lanes bring their row to LDS and
  * store it element by element in a loop, because code that stores registers
- * one by one is longer than the rest of the kernel.  Nobody else uses the LDS.
+ * one by one is longer than the rest of the kernel.  Nobody else uses this LDS.
  */
 template <int KIND, int DIM, int LDS_BYTES>
 static FA_DEVICE void fa_store_narrow(const fa_output *to, int row,
@@ -128,8 +140,11 @@ static FA_DEVICE void fa_store_narrow(const fa_output *to, int row,
 #pragma unroll 1
         for (int e = (int)(tid & 7); e < fa_min_int(left, SPAN); e += 8) {
             fa_global_out one = at + (u0 * 8 * GROUP + e) * step;
-            fa_store_element<KIND>(one, to->stored,
-                                   ((FA_LDS FA_NUMBER(KIND) *)own)[e]);
+            FA_NUMBER(KIND) y = ((FA_LDS FA_NUMBER(KIND) *)own)[e];
+            if (to->adds) {
+                y += *(FA_GLOBAL FA_NUMBER(KIND) *)one;
+            }
+            fa_store_element<KIND>(one, to->stored, y);
         }
     }
 }

@@ -34,6 +34,13 @@ struct fa_backward_layout : FA_BACKWARD_BASE(KIND, DIM, OWN, PASS) {
 #define FA_TAKES_EARLY(KIND, LEVEL) \
     ((LEVEL) == FA_PLAIN && (KIND) != FA_BF16 && (KIND) != FA_F32)
 
+/* Long sums of fp32 would collect the roundings of thousands of rows.  So 64 are
+ * summed apart (fa_walk_columns); keys have two sets of sums and no registers for
+ * a third, and put away into the gradient what an epoch of tiles gave. */
+#define FA_SUMS_APART(KIND, PASS) ((KIND) == FA_F32 && (PASS) != FA_BACKWARD_KV)
+#define FA_PUTS_AWAY(KIND, PASS) ((KIND) == FA_F32 && (PASS) == FA_BACKWARD_KV)
+enum { FA_EPOCH = 16 }; /* tiles */
+
 /* What a workgroup knows of itself while it walks. */
 template <int KIND, int DIM, int OWN, int PASS> struct fa_walk {
     FA_NUMBER(KIND) first_sum[OWN][DIM / 8];  /* dK, or dQ: of dS and X */
@@ -103,18 +110,20 @@ static FA_DEVICE uint32_t fa_add_features(
     return seen;
 }
 
-/* FA_FULL: P and dP of what is not seen become 0, whatever they are: a row
- * of NaN must not reach keys that do not see it.  Packed rows: nor through
- * the sums over rows, from which NaN and Inf are kept out; they come back in
- * P. */
+/* FA_FULL: P, dP and `turned` (fa_make_scores) of what is not seen become 0,
+ * whatever they are: a row of NaN must not reach keys that do not see it, nor
+ * the other way round.  Packed rows: nor through the sums over rows, from which
+ * NaN and Inf are kept out; they come back in P. */
 template <int KIND, int OWN, int PASS>
 static FA_DEVICE void fa_forget_unseen(FA_NUMBER(KIND) p[OWN][FA_WALKED],
                                        FA_NUMBER(KIND) dp[OWN][FA_WALKED],
+                                       FA_NUMBER(KIND) turned[OWN][FA_WALKED],
                                        fa_args_in a, uint32_t seen)
 {
     if (fa_any(seen != 0xffffffffu)) {
         fa_drop<OWN>(p, seen);
         fa_drop<OWN>(dp, seen);
+        fa_drop<OWN>(turned, seen);
     }
     if (PASS == FA_BACKWARD_KV && a->span_k != nullptr) {
 #pragma unroll
@@ -176,10 +185,12 @@ static FA_DEVICE void
 fa_weigh(fa_walk<KIND, DIM, OWN, PASS> *walk, FA_NUMBER(KIND) s[OWN][FA_WALKED],
          FA_NUMBER(KIND) dp[OWN][FA_WALKED], fa_weights<KIND> p[OWN],
          fa_weights<KIND> ds[OWN], fa_args_in a, fa_lds lds, uint32_t place,
-         int first, int walked, bool masked, bool evening, uint32_t tid)
+         int first, int walked, bool masked, const fa_evenings *evenings,
+         uint32_t tid)
 {
     typedef fa_backward_layout<KIND, DIM, OWN, PASS> L;
     enum { EVENS_OUT = FA_EVENS_OUT(KIND, PASS) };
+    bool evening = evenings->left > 0;
     fa_lds area = lds + L::AREA_AT;
     FA_NUMBER(KIND) slope[OWN][FA_WALKED]; /* EVENS_OUT: of softcap */
     uint32_t kept = 0;
@@ -215,16 +226,20 @@ fa_weigh(fa_walk<KIND, DIM, OWN, PASS> *walk, FA_NUMBER(KIND) s[OWN][FA_WALKED],
     fa_exponentials<KIND, OWN, PASS>(s, &walk->own, area, walk->scale_log2,
                                      tid);
     if constexpr (LEVEL == FA_FULL) {
-        fa_forget_unseen<KIND, OWN, PASS>(s, dp, a, seen);
+        fa_forget_unseen<KIND, OWN, PASS>(s, dp, EVENS_OUT ? slope : dp, a,
+                                          seen);
     } else if (masked) {
         a = fa_again(a);
         fa_hide<KIND, OWN, LEVEL, PASS, true>(s, dp, 0, a, first, walked, tid);
     }
     if constexpr (EVENS_OUT) {
+        if (fa_is_first(evenings)) {
+            fa_share_lack<KIND, LEVEL, DIM, OWN>(
+                walk->first_sum, &walk->due, a, place, first,
+                FA_WHOLE(KIND, walk->lift), evenings->left, tid);
+        }
         if (evening) {
-            fa_even_out<KIND, LEVEL, DIM, OWN>(walk->first_sum, &walk->due, a,
-                                               s, dp, place, first,
-                                               FA_WHOLE(KIND, walk->lift), tid);
+            fa_even_out<KIND, OWN>(&walk->due, a, s, dp);
         }
     }
 #pragma unroll
