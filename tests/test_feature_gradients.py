@@ -92,7 +92,7 @@ def check_draws(draw):
     """The same for draw(0), draw(1), ... together. With one row or one channel the
     errors of a single draw, math's too, are a handful of roundings of float32 that may
     all be small by luck; so the first one is held to a bound of its own, too, which
-    with FA_TEST=full four problems exceed (docs/accuracy.md)."""
+    with FA_TEST=full two problems exceed (docs/accuracy.md)."""
     problems = [draw(seed) for seed in range(DRAWS)]
     results, references = [run(p) for p in problems], [exact(p) for p in problems]
     found = ratios_together(problems, results, references)
