@@ -36,7 +36,7 @@ def call(q=q):
 def tell(*words):
     rows = [(b["kernel"], b["state"], b["failures"]) for b in fa.status()["breakers"]]
     complaints = fa.status()["guard"]["complaints"]
-    print(json.dumps([*words, rows, complaints]))
+    print(json.dumps([*words, rows, complaints]), flush=True)  # also for os._exit
 """
 FAULT = CALL + "hipsim.set_fault('launch:nth=1')\ntell(call())\n"
 TELL = CALL + "tell(call())\n"
