@@ -226,7 +226,7 @@ static FA_DEVICE void fa_add_group(FA_NUMBER(KIND) * sum, u32x2 unit, int slot,
 
 /* fp32: 16 rows are summed apart and then added, or the roundings of
  * thousands of rows add up to more than PyTorch's.  A group of channels at a
- * time, because there are no registers for two sets of sums; the units are
+ * time, because there are no registers for one more set of sums; the units are
  * read again for each. */
 template <int KIND, int DIM, int OWN>
 static FA_DEVICE void
