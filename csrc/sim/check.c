@@ -196,6 +196,7 @@ static const check_row *facts_of(wave *w, const isa_row *row)
         facts->ready = true;
         facts->dpp = row->ext == ISA_EXT_DPP;
         isa_operands(row, &facts->uses);
+        facts->hazards = check_hazards_sources(row, facts);
     }
     return facts;
 }

@@ -10,7 +10,8 @@
  *   check_origin.c     where they come from, for the reports
  *   check_waits.c      results that no s_waitcnt has waited for
  *   check_hazards.c    wait states that the program must insert
- *   check_lds.c        LDS and scratch: undefined bytes, races between waves
+ *   check_bytes.c      bytes of LDS and scratch that were never written
+ *   check_lds.c        LDS: races between waves
  *   check_global.c     global memory: elements of tensors, races between
  *                      workgroups
  *
@@ -32,6 +33,7 @@ enum {
 typedef struct check_row {
     bool ready;
     bool dpp;
+    bool hazards; /* check_hazards_sources() */
     operands uses;
 } check_row;
 
@@ -228,7 +230,13 @@ void check_waits_each_lds(wave *w,
                                        size_t pc));
 
 void check_hazards_start(check_wave *c);
+bool check_hazards_sources(const isa_row *row, const check_row *facts);
 bool check_hazards(wave *w, const isa_row *row, const check_row *facts);
+
+/* What an access of LDS or scratch does to the undefined bits of `lanes`;
+ * among them `unlike` access all bytes that they access. */
+bool check_bytes(wave *w, const isa_row *row, const watch_access *access,
+                 uint64_t lanes, uint64_t unlike);
 
 bool check_lds_create(sim_group *g);
 void check_lds_free(sim_check *check);

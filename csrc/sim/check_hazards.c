@@ -51,10 +51,26 @@ static bool found(wave *w, uint32_t then, uint32_t need, const char *rule)
                         need, check_of(w)->now - then - 1);
 }
 
+static bool is_vmem(const isa_row *row)
+{
+    return row->issue == ISSUE_FLAT || row->issue == ISSUE_MUBUF;
+}
+
+/* Whether a rule asks who wrote the instruction's sources. */
+bool check_hazards_sources(const isa_row *row, const check_row *facts)
+{
+    bool asks = facts->dpp || is_vmem(row);
+
+    for (unsigned i = 0; i < facts->uses.count; i++) {
+        asks = asks || facts->uses.of[i].role == ROLE_LANE;
+    }
+    return asks;
+}
+
 static bool check_sources(wave *w, const isa_row *row, const check_row *facts)
 {
     const check_wave *c = check_of(w);
-    bool vmem = row->issue == ISSUE_FLAT || row->issue == ISSUE_MUBUF;
+    bool vmem = is_vmem(row);
 
     for (unsigned i = 0; i < facts->uses.count; i++) {
         const operand *use = &facts->uses.of[i];
@@ -209,7 +225,8 @@ bool check_hazards(wave *w, const isa_row *row, const check_row *facts)
     check_wave *c = check_of(w);
 
     c->now++;
-    if (!check_sources(w, row, facts) || !check_special(w, row, facts)) {
+    if ((facts->hazards && !check_sources(w, row, facts)) ||
+        !check_special(w, row, facts)) {
         return false;
     }
     note_results(c, row, facts);

@@ -1,5 +1,4 @@
-/* check_lds.c: LDS and scratch under check: undefined bytes, and races
- * between the waves of a workgroup.
+/* check_lds.c: LDS under check: races between the waves of a workgroup.
  *
  * A barrier ends an epoch. Within one, two waves must not touch the same byte
  * if one of them writes it, whichever order the simulator ran them in.
@@ -102,36 +101,49 @@ static bool mark_bytes(sim_check *check, uint32_t wave_index, uint32_t at,
     return false;
 }
 
-/* The usual case, whole dwords, in one step each. */
+/* Marks a dword in one step if its four bytes have been accessed alike and
+ * nobody is in the way; false: byte by byte. `own` is the wave's mark four
+ * times. */
+static bool mark_dword(check_lds_word *word, uint32_t epoch, uint32_t own,
+                       bool writes, uint32_t pc)
+{
+    const uint32_t each = 0x01010101u;
+
+    if (word->epoch != epoch) {
+        *word = (check_lds_word){.epoch = epoch};
+    }
+    if (word->writers != 0 && word->writers != own) {
+        return false;
+    }
+    if (word->readers == 0 || word->readers == own) {
+        if (writes) {
+            word->writers = own;
+            word->write_pc = pc;
+            return true;
+        }
+        word->readers = own;
+    } else if (writes || word->readers != (word->readers & 0xff) * each) {
+        return false;
+    } else {
+        word->readers = MANY * each;
+    }
+    word->read_pc = pc;
+    return true;
+}
+
 static bool mark_lane(sim_check *check, uint32_t wave_index, uint32_t at,
                       uint32_t bytes, uint32_t kind, size_t pc, race *found)
 {
     uint32_t own = (wave_index + 1) * 0x01010101u;
+    bool writes = kind == SIM_WRITE;
 
     if (((at | bytes) & 3) != 0 || kind == (SIM_READ | SIM_WRITE)) {
         return mark_bytes(check, wave_index, at, bytes, kind, pc, found);
     }
     for (uint32_t k = 0; k < bytes; k += 4) {
-        check_lds_word *word = &check->lds_word[(at + k) / 4];
-        bool fresh = word->epoch != check->epoch;
-        if (kind == SIM_READ) {
-            if (fresh) {
-                *word = (check_lds_word){.epoch = check->epoch,
-                                         .readers = own,
-                                         .read_pc = (uint32_t)pc};
-                continue;
-            }
-            if (word->readers == own &&
-                (word->writers == 0 || word->writers == own)) {
-                continue;
-            }
-        } else if (fresh) {
-            *word = (check_lds_word){.epoch = check->epoch,
-                                     .writers = own,
-                                     .write_pc = (uint32_t)pc};
-            continue;
-        }
-        if (mark_bytes(check, wave_index, at + k, 4, kind, pc, found)) {
+        if (!mark_dword(&check->lds_word[(at + k) / 4], check->epoch, own,
+                        writes, (uint32_t)pc) &&
+            mark_bytes(check, wave_index, at + k, 4, kind, pc, found)) {
             return true;
         }
     }
@@ -192,18 +204,37 @@ static bool report_race(wave *w, unsigned l, uint32_t at, uint32_t bytes,
                            who, found->other_wrote ? "wrote" : "read", place);
 }
 
+/* Lanes of a load without those that read what the lane before, or the one
+ * eight before, reads too: usual where lanes share rows and columns of a tile,
+ * and marking it again would change nothing. */
+static uint64_t unlike_neighbours(const watch_access *access, uint64_t lanes)
+{
+    uint64_t unlike = lanes;
+
+    for (uint64_t left = lanes; left != 0; left &= left - 1) {
+        unsigned l = (unsigned)__builtin_ctzll(left);
+        bool beside = l >= 1 && access->at[l] == access->at[l - 1] &&
+                      (lanes >> (l - 1) & 1) != 0;
+        bool behind = l >= 8 && access->at[l] == access->at[l - 8] &&
+                      (lanes >> (l - 8) & 1) != 0;
+        unlike &= ~((uint64_t)(beside || behind) << l);
+    }
+    return unlike;
+}
+
 static bool lds_races(wave *w, const isa_row *row, const watch_access *access,
                       uint64_t lanes)
 {
     sim_check *check = w->group->check;
+    size_t pc = check_pc(w);
     race found;
 
     for (uint64_t left = lanes; left != 0; left &= left - 1) {
         unsigned l = (unsigned)__builtin_ctzll(left);
         uint32_t at = (uint32_t)access->at[l];
         if (!check_silent(w, row, access, l, w->group->lds + at) &&
-            mark_lane(check, w->index, at, access->bytes, access->kind,
-                      check_pc(w), &found)) {
+            mark_lane(check, w->index, at, access->bytes, access->kind, pc,
+                      &found)) {
             return report_race(w, l, at, access->bytes, &found);
         }
     }
@@ -234,198 +265,21 @@ void check_lds_epoch(sim_group *g)
     }
 }
 
-/* ---- undefined bytes --------------------------------------------------- */
-
-/* Bit 7 or 15 decides the sign extension. */
-static uint32_t sign_extended(uint32_t bad, unsigned width)
-{
-    return (bad >> (width - 1) & 1) != 0 ? bad | UINT32_MAX << width : bad;
-}
-
-/* What a load of these undefined bits leaves in the register. */
-static uint32_t loaded(const isa_info *info, uint32_t old, uint32_t bad)
-{
-    switch (info->access) {
-    case M_LOAD_I8:
-        return sign_extended(bad & 0xff, 8);
-    case M_LOAD_I16:
-        return sign_extended(bad & 0xffff, 16);
-    case M_LOAD_U8:
-    case M_LOAD_U16:
-        return bad;
-    case M_LOAD_U8_LO:
-    case M_LOAD_16_LO:
-        return (old & 0xffff0000u) | bad;
-    case M_LOAD_I8_LO:
-        return (old & 0xffff0000u) | (sign_extended(bad & 0xff, 8) & 0xffff);
-    case M_LOAD_U8_HI:
-    case M_LOAD_16_HI:
-        return (old & 0xffffu) | bad << 16;
-    case M_LOAD_I8_HI:
-        return (old & 0xffffu) | sign_extended(bad & 0xff, 8) << 16;
-    default:
-        return bad;
-    }
-}
-
-/* Where the shadow of byte i of a lane's access lies. */
-static uint8_t *shadow(wave *w, const watch_access *access, unsigned l,
-                       uint32_t i)
-{
-    sim_check *check = w->group->check;
-    uint64_t byte = access->at[l] + i;
-
-    if (access->space == SPACE_LDS) {
-        return check->lds_undefined + byte;
-    }
-    return check->scratch_undefined + w->index * w->group->scratch_wave +
-           byte / 4 * 256 + 4 * l + byte % 4;
-}
-
-static void take_shadow(wave *w, const watch_access *access, unsigned l,
-                        uint32_t word[4])
-{
-    uint8_t bytes[16] = {0};
-
-    if (access->space == SPACE_LDS) {
-        memcpy(bytes, shadow(w, access, l, 0), access->bytes);
-    } else {
-        for (uint32_t i = 0; i < access->bytes; i++) {
-            bytes[i] = *shadow(w, access, l, i);
-        }
-    }
-    memcpy(word, bytes, sizeof bytes);
-}
-
-static void load_undefined(wave *w, const isa_row *row,
-                           const watch_access *access, uint64_t lanes)
-{
-    const isa_info *info = &isa_ops[row->op];
-    check_wave *c = check_of(w);
-    unsigned n = (access->bytes + 3) / 4, reg = access->reg;
-
-    if (row->lds) {
-        return; /* the result goes to the LDS, which is an access of its own */
-    }
-    if (access->kind == (SIM_READ | SIM_WRITE)) {
-        reg = row->dst;
-        if (info->access == M_APPEND || info->access == M_CONSUME) {
-            lanes = exec_mask(w); /* one accesses, all get the value */
-        } else if (info->access == M_XCHG2 || info->access == M_XCHG2ST64) {
-            n *= 2; /* both results: atomics meet defined bytes alone */
-        } else if (info->format == F_DS ? (info->flags & ISA_RETURN) == 0
-                                        : row->glc == 0) {
-            return;
-        }
-    }
-    for (uint64_t left = lanes; left != 0; left &= left - 1) {
-        unsigned l = (unsigned)__builtin_ctzll(left);
-        uint32_t word[4];
-        take_shadow(w, access, l, word);
-        for (unsigned k = 0; k < n; k++) {
-            uint32_t *to = &check_vector(c, reg + k)[l];
-            *to = loaded(info, *to, word[k]);
-            if (word[k] != 0) {
-                check_origin_set(w, SRC_VGPR + reg + k,
-                                 access->space == SPACE_LDS ? SOURCE_LDS
-                                                            : SOURCE_SCRATCH,
-                                 access->at[l] + 4 * k);
-            }
-        }
-    }
-    for (unsigned k = 0; k < n; k++) {
-        check_refresh(c, reg + k);
-    }
-}
-
-static void store_undefined(wave *w, const isa_row *row,
-                            const watch_access *access, uint64_t lanes)
-{
-    const isa_info *info = &isa_ops[row->op];
-    check_wave *c = check_of(w);
-    bool high = info->access == M_STORE_8_HI || info->access == M_STORE_16_HI;
-    unsigned n = (access->bytes + 3) / 4;
-    bool clean = true;
-
-    /* What a load with the lds bit stores comes from memory. */
-    for (unsigned k = 0; k < n && !row->lds; k++) {
-        clean = clean && !check_any(c, access->reg + k);
-    }
-    for (uint64_t left = lanes; left != 0; left &= left - 1) {
-        unsigned l = (unsigned)__builtin_ctzll(left);
-        uint32_t word[4] = {0};
-        for (unsigned k = 0; k < n && !clean; k++) {
-            word[k] = check_vector(c, access->reg + k)[l];
-        }
-        word[0] >>= high ? 16 : 0;
-        if (access->space == SPACE_LDS) {
-            memcpy(shadow(w, access, l, 0), word, access->bytes);
-            continue;
-        }
-        for (uint32_t i = 0; i < access->bytes; i++) {
-            *shadow(w, access, l, i) = (uint8_t)(word[i / 4] >> i % 4 * 8);
-        }
-    }
-}
-
-/* An atomic reads and writes: its data and what it meets must be defined. */
-static bool atomic_undefined(wave *w, const isa_row *row,
-                             const watch_access *access, uint64_t lanes)
-{
-    const isa_info *info = &isa_ops[row->op];
-    unsigned n = (access->bytes + 3) / 4;
-    bool two = (info->flags & ISA_TWO_DATA) != 0;
-    bool consecutive = two && info->format != F_DS;
-
-    if (!check_defined_data(w, row, row->data, consecutive ? 2 * n : n,
-                            lanes) ||
-        (two && !consecutive &&
-         !check_defined_data(w, row, row->data2, n, lanes))) {
-        return false;
-    }
-    for (uint64_t left = lanes; left != 0; left &= left - 1) {
-        unsigned l = (unsigned)__builtin_ctzll(left);
-        uint32_t word[4];
-        take_shadow(w, access, l, word);
-        if ((word[0] | word[1]) != 0) {
-            return check_report_at(w, SIM_FAULT_UNDEFINED, l, access->at[l],
-                                   access->bytes,
-                                   "LDS that was never written meets an "
-                                   "atomic");
-        }
-    }
-    return true;
-}
-
-static bool memory_undefined(wave *w, const isa_row *row,
-                             const watch_access *access, uint64_t lanes)
-{
-    if (access->kind == (SIM_READ | SIM_WRITE) &&
-        !atomic_undefined(w, row, access, lanes)) {
-        return false;
-    }
-    if (access->kind == SIM_WRITE) {
-        store_undefined(w, row, access, lanes);
-    } else {
-        load_undefined(w, row, access, lanes);
-    }
-    return true;
-}
-
 /* ---- accesses ---------------------------------------------------------- */
 
 /* Lanes that stay within `limit` bytes; the executor reports the others. */
 static uint64_t lanes_within(const watch_access *access, uint64_t limit)
 {
-    uint64_t lanes = access->lanes;
+    uint64_t beyond = 0;
 
-    for (uint64_t left = lanes; left != 0; left &= left - 1) {
-        unsigned l = (unsigned)__builtin_ctzll(left);
-        if (access->at[l] > limit || access->bytes > limit - access->at[l]) {
-            lanes &= ~(UINT64_C(1) << l);
-        }
+    if (access->bytes > limit) {
+        return 0;
     }
-    return lanes;
+    for (uint64_t left = access->lanes; left != 0; left &= left - 1) {
+        unsigned l = (unsigned)__builtin_ctzll(left);
+        beyond |= (uint64_t)(access->at[l] > limit - access->bytes) << l;
+    }
+    return access->lanes & ~beyond;
 }
 
 /* Bytes that a load to LDS has not delivered yet, which only vmcnt tells. */
@@ -462,16 +316,18 @@ static bool lds_load_pending(wave *w, const watch_access *access)
 bool check_lds(wave *w, const isa_row *row, const watch_access *access)
 {
     uint64_t lanes = lanes_within(access, w->group->lds_bytes);
+    uint64_t unlike =
+        access->kind == SIM_READ ? unlike_neighbours(access, lanes) : lanes;
 
     check_waits_lds(check_of(w), access);
     return (row->lds || !lds_load_pending(w, access)) &&
-           memory_undefined(w, row, access, lanes) &&
-           lds_races(w, row, access, lanes);
+           check_bytes(w, row, access, lanes, unlike) &&
+           lds_races(w, row, access, unlike);
 }
 
 bool check_scratch(wave *w, const isa_row *row, const watch_access *access)
 {
-    return memory_undefined(
-        w, row, access,
-        lanes_within(access, w->group->scratch_wave / SIM_LANES));
+    uint64_t lanes = lanes_within(access, w->group->scratch_wave / SIM_LANES);
+
+    return check_bytes(w, row, access, lanes, lanes);
 }
