@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import needs_simulator, run_python
+from helpers import needs_simulator, run_forked
 
 import flash_attn_rocm
 import flash_attn_rocm._C as C
@@ -451,7 +451,7 @@ sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *sys.argv[1:]]))
 """
     which = "refused or empty or none or named or keys"
     env = {"FLASH_ATTN_ROCM_PYTHON_OPS": "1"}
-    done = run_python(code, __file__, "-k", which, env=env)
+    done = run_forked(code, __file__, "-k", which, env=env)
     assert " passed" in done.stdout and "failed" not in done.stdout
 
 

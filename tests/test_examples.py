@@ -40,7 +40,18 @@ def run(*command, **environ):
     )
 
 
-# Runs in every interpreter whose PYTHONPATH holds it: sitecustomize.py.
+def run_script(script, *arguments, first=""):
+    """The same in a fork, for programs to which it is all the same that torch is
+    imported; `first` is code that runs before the script."""
+    code = f"""{first}
+import os, runpy, sys
+os.chdir({str(ROOT)!r})
+sys.path.insert(0, {str(script.parent)!r})
+runpy.run_path({str(script)!r}, run_name="__main__")
+"""
+    return run_forked(code, *arguments, check=False)
+
+
 NOT_PATCHED = """
 import contextlib, flash_attn_rocm
 flash_attn_rocm.patched = contextlib.nullcontext
@@ -72,23 +83,17 @@ sys.modules["flash_attn_rocm"] = None
 """
 
 
-def with_hook(folder, hook):
-    """The environment of an interpreter that runs `hook` first."""
-    (folder / "sitecustomize.py").write_text(hook, encoding="utf-8")
-    return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
-
-
-def run_demo(folder, **environ):
+def run_demo(folder, runner=run_script, **how):
     figures = folder / "figures.json"
     picture = folder / "demo.png"
     demo = [ROOT / "examples" / "demo.py", "--quick", "--steps", 6, "--tokens", 4]
-    done = run(*demo, "--picture", picture, "--json", figures, **environ)
+    done = runner(*demo, "--picture", picture, "--json", figures, **how)
     return done, json.loads(figures.read_text()), picture
 
 
 @needs_simulator
 def test_demo_trains_on_gfx906_as_with_stock(tmp_path):
-    done, figures, picture = run_demo(tmp_path)
+    done, figures, picture = run_demo(tmp_path, runner=run)
     assert done.returncode == 0, done.stderr
     assert figures["failures"] == []
     fused = figures["runs"]["fused"]
@@ -110,7 +115,7 @@ def test_demo_trains_on_gfx906_as_with_stock(tmp_path):
 
 @needs_simulator
 def test_demo_fails_if_a_call_was_not_fused(tmp_path):
-    done, figures, _ = run_demo(tmp_path, **with_hook(tmp_path, NOT_PATCHED))
+    done, figures, _ = run_demo(tmp_path, first=NOT_PATCHED)
     assert done.returncode == 1
     assert "attention calls were fused" in done.stderr
     assert figures["runs"]["fused"]["fused_calls"] == 0
@@ -118,7 +123,7 @@ def test_demo_fails_if_a_call_was_not_fused(tmp_path):
 
 @needs_simulator
 def test_demo_fails_if_a_gradient_is_wrong_by_five_percent(tmp_path):
-    done, figures, _ = run_demo(tmp_path, **with_hook(tmp_path, WRONG_GRADIENT))
+    done, figures, _ = run_demo(tmp_path, first=WRONG_GRADIENT)
     assert done.returncode == 1
     assert figures["runs"]["fused"]["failures"] == []  # all calls were fused
     assert "qkv.weight[k].grad" in done.stderr
@@ -187,17 +192,17 @@ def sizes_and(*options):
     return [*(part for name, n in TINY.items() for part in (f"--{name}", n)), *options]
 
 
-def run_training(*options, **environ):
+def run_training(*options, first=""):
     script = ROOT / "examples" / "train_gpt.py"
-    return run(script, *sizes_and(*options), **environ)
+    return run_script(script, *sizes_and(*options), first=first)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "math"])
 def test_train_gpt_with_stock_attention_needs_no_package(attention, tmp_path):
     figures, picture = tmp_path / "figures.json", tmp_path / "plot.png"
-    hook = with_hook(tmp_path, NOT_INSTALLED)
     files = ("--json", figures, "--plot", picture)
-    done = run_training("--attention", attention, "--device", "cpu", *files, **hook)
+    options = ("--attention", attention, "--device", "cpu")
+    done = run_training(*options, *files, first=NOT_INSTALLED)
     assert done.returncode == 0, done.stderr
     results = json.loads(figures.read_text())
     assert len(results["losses"]) == 4
@@ -218,13 +223,7 @@ def test_train_gpt_with_stock_attention_needs_no_package(attention, tmp_path):
     ],
 )
 def test_train_gpt_refuses_what_it_cannot_serve(options, message):
-    script = ROOT / "examples" / "train_gpt.py"
-    code = f"""{NOT_INSTALLED}
-import runpy
-sys.path.insert(0, {str(script.parent)!r})
-runpy.run_path({str(script)!r}, run_name="__main__")
-"""
-    done = run_forked(code, *sizes_and(*options), check=False)
+    done = run_training(*options, first=NOT_INSTALLED)
     assert done.returncode == 2
     assert message in done.stderr
 
@@ -322,7 +321,7 @@ def test_benchmark_verifies_and_writes_json(name, tmp_path):
     and with FA_TEST=full this program does."""
     figures = tmp_path / "figures.json"
     script = ROOT / "benchmarks" / f"{name}.py"
-    done = run(script, *BENCHMARKS[name], "--json", figures)
+    done = run_script(script, *BENCHMARKS[name], "--json", figures)
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads(figures.read_text())
     assert results["machine"]["torch"] == str(torch.__version__)

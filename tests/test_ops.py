@@ -21,7 +21,7 @@ from helpers import (
     needs_extension,
     out_low,
     qkv,
-    run_python,
+    run_forked,
 )
 from helpers.gradients import gradient_ratios
 from torch._dynamo.testing import CompileCounter
@@ -464,5 +464,5 @@ sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *sys.argv[1:]]))
     chosen = [str(ROOT / "tests" / "test_ops.py")]
     if not FULL:
         chosen += ["-k", "not inductor"]
-    done = run_python(code, *chosen, env={"FLASH_ATTN_ROCM_PYTHON_OPS": "1"})
+    done = run_forked(code, *chosen, env={"FLASH_ATTN_ROCM_PYTHON_OPS": "1"})
     assert " passed" in done.stdout and "failed" not in done.stdout

@@ -7,7 +7,7 @@ SPDX-License-Identifier: BSD-3-Clause
 
 import pytest
 import torch
-from helpers import BOTTOM_RIGHT, ROOT, needs_extension, qkv, run_python
+from helpers import BOTTOM_RIGHT, ROOT, needs_extension, qkv, run_forked
 from test_ops import FROM_PYTHON, arguments, backward_arguments, bwd, fwd
 
 import flash_attn_rocm as fa
@@ -151,5 +151,5 @@ import sys, pytest
 sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", sys.argv[1]]))
 """
     path = str(ROOT / "tests" / "test_ops_features.py")
-    done = run_python(code, path, env={"FLASH_ATTN_ROCM_PYTHON_OPS": "1"})
+    done = run_forked(code, path, env={"FLASH_ATTN_ROCM_PYTHON_OPS": "1"})
     assert " passed" in done.stdout and "failed" not in done.stdout

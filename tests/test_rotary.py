@@ -14,7 +14,7 @@ from contextvars import ContextVar
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, needs_simulator, run_python
+from helpers import ROOT, needs_simulator, run_forked
 from helpers.exact import WIDE
 
 import flash_attn_rocm as fa
@@ -589,5 +589,5 @@ chosen = "refuses or refused or schema or inverse or differ or empty or rules"
 sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-k", chosen, sys.argv[1]]))
 """
     path = str(ROOT / "tests" / "test_rotary.py")
-    done = run_python(code, path, env={"FLASH_ATTN_ROCM_PYTHON_OPS": "1"})
+    done = run_forked(code, path, env={"FLASH_ATTN_ROCM_PYTHON_OPS": "1"})
     assert " passed" in done.stdout and "failed" not in done.stdout

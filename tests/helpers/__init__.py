@@ -264,11 +264,13 @@ CLONES = [copy.deepcopy, _through_pickle, _through_file]
 
 
 def _environ():
-    """This one's without our settings, and with the path to package and helpers."""
+    """This one's without our settings but for the threads of the simulator, which say
+    how many cores a test has; with the path to package and helpers."""
     environ = {
         key: value
         for key, value in os.environ.items()
         if not key.startswith(("FLASH_ATTN_ROCM_", "HIPSIM_"))
+        or key == "HIPSIM_THREADS"
     }
     environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     return environ

@@ -14,9 +14,12 @@ import tempfile
 from pathlib import Path
 
 # After the loop is the child. It ends as a script does: traceback, exit code, flushes.
+# Frozen: or each child's collector would look at all of torch's objects, and copy them.
 SERVER = """
-import json, os, signal, sys
+import gc, json, os, signal, sys
 import torch
+gc.collect()
+gc.freeze()
 while True:
     line = sys.stdin.readline()
     if not line:

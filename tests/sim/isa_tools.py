@@ -6,7 +6,6 @@ SPDX-License-Identifier: BSD-3-Clause
 from __future__ import annotations
 
 import functools
-import re
 import shutil
 import subprocess
 import tempfile
@@ -173,7 +172,7 @@ def assemble_words(words: Iterable[int]) -> bytes:
 
 def normal(text: str) -> str:
     """One spelling for white space."""
-    return re.sub(r"\s+", " ", text).strip()
+    return " ".join(text.split())
 
 
 def objdump(image: bytes) -> dict[str, dict[int, str]]:
@@ -184,14 +183,14 @@ def objdump(image: bytes) -> dict[str, dict[int, str]]:
         text = run(tool("llvm-objdump"), "-d", "--mcpu=gfx906", file.name)
     listing: dict[str, dict[int, str]] = {}
     start = 0
-    for line in text.splitlines():
-        header = re.match(r"([0-9a-f]+) <(.+)>:", line)
-        row = re.match(r"\s+(.*?)\s*// ([0-9A-F]{12}):", line)
-        if header:
-            start = int(header[1], 16)
-            current = listing.setdefault(header[2], {})
-        elif row:
-            current[int(row[2], 16) - start] = normal(row[1])
+    for line in text.splitlines():  # hundreds of thousands: no patterns
+        code, mark, place = line.rpartition("// ")
+        if line.endswith(">:"):  # "0000000000001000 <kernel>:"
+            at, _, name = line[:-2].partition(" <")
+            start = int(at, 16)
+            current = listing.setdefault(name, {})
+        elif mark:  # "  s_nop 0    // 000000001000: BF800000"
+            current[int(place.partition(":")[0], 16) - start] = normal(code)
     return listing
 
 
@@ -199,10 +198,9 @@ def ours(image: bytes) -> dict[str, dict[int, str]]:
     """The same from the simulator's own disassembler."""
     listing: dict[str, dict[int, str]] = {}
     for line in hipsim.disassemble(image).splitlines():
-        header = re.match(r"(\S+):$", line)
-        row = re.match(r"\s+([0-9a-f]+):\s+(.*)", line)
-        if header:
-            current = listing.setdefault(header[1], {})
-        elif row:
-            current[int(row[1], 16)] = normal(row[2])
+        at, _, code = line.partition(":")
+        if line and not code:  # "kernel:"
+            current = listing.setdefault(at, {})
+        elif code:  # "  1000:  s_nop 0"
+            current[int(at, 16)] = normal(code)
     return listing
