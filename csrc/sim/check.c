@@ -89,6 +89,11 @@ bool check_report_at(wave *w, sim_fault_kind kind, unsigned lane_index,
 
 /* ---- creation ---------------------------------------------------------- */
 
+static size_t pages_of(const sim_group *g)
+{
+    return g->dispatch->code->count / CHECK_ROWS + 1;
+}
+
 bool check_create(sim_group *g)
 {
     sim_check *check = calloc(1, sizeof *check);
@@ -99,10 +104,10 @@ bool check_create(sim_group *g)
     }
     size_t vgprs = g->waves[0].vgprs;
     check->wave = calloc(g->wave_count, sizeof check->wave[0]);
-    check->row = calloc(g->dispatch->code->count + 1, sizeof check->row[0]);
+    check->rows = calloc(pages_of(g), sizeof check->rows[0]);
     check->vector = malloc((size_t)g->wave_count * vgprs * SIM_LANES *
                            sizeof check->vector[0]);
-    if (check->wave == NULL || check->row == NULL || check->vector == NULL ||
+    if (check->wave == NULL || check->rows == NULL || check->vector == NULL ||
         !check_lds_create(g)) {
         return false; /* sim_group_free cleans up */
     }
@@ -119,7 +124,10 @@ void check_free(sim_group *g)
     if (check != NULL) {
         check_lds_free(check);
         free(check->wave);
-        free(check->row);
+        for (size_t i = 0; check->rows != NULL && i < pages_of(g); i++) {
+            free(check->rows[i]);
+        }
+        free(check->rows);
         free(check->vector);
         free(check);
         g->check = NULL;
@@ -190,10 +198,17 @@ static bool missed_barrier(wave *w, uint64_t lanes)
 
 static const check_row *facts_of(wave *w, const isa_row *row)
 {
-    check_row *facts = &w->group->check->row[check_pc(w)];
+    sim_check *check = w->group->check;
+    size_t pc = check_pc(w);
+    check_row **page = &check->rows[pc / CHECK_ROWS];
 
+    if (*page == NULL) {
+        *page = calloc(CHECK_ROWS, sizeof **page);
+    }
+    check_row *facts =
+        *page == NULL ? &check->spare : &(*page)[pc % CHECK_ROWS];
     if (!facts->ready) {
-        facts->ready = true;
+        facts->ready = *page != NULL;
         facts->dpp = row->ext == ISA_EXT_DPP;
         isa_operands(row, &facts->uses);
         facts->hazards = check_hazards_sources(row, facts);

@@ -25,8 +25,9 @@
 #include "operands.h"
 
 enum {
-    CHECK_TRAIL = 8, /* instructions of a wave that a report lists */
-    CHECK_PLACE = 96 /* characters of a place in the code */
+    CHECK_ROWS = 256, /* a kernel is a small part of the code that it is in */
+    CHECK_TRAIL = 8,  /* instructions of a wave that a report lists */
+    CHECK_PLACE = 96  /* characters of a place in the code */
 };
 
 /* A row with what the checks ask about it, made when it first runs. */
@@ -112,7 +113,8 @@ typedef struct check_lds_word {
 
 typedef struct sim_check {
     check_wave *wave;
-    check_row *row; /* one per row of the code */
+    check_row **rows; /* of the code, CHECK_ROWS each; NULL: not needed yet */
+    check_row spare;  /* where there was no memory for them */
     uint32_t *vector;
     /* LDS */
     uint8_t *lds_undefined; /* bits, byte by byte */

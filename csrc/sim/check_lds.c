@@ -270,10 +270,16 @@ void check_lds_epoch(sim_group *g)
 /* Lanes that stay within `limit` bytes; the executor reports the others. */
 static uint64_t lanes_within(const watch_access *access, uint64_t limit)
 {
-    uint64_t beyond = 0;
+    uint64_t beyond = 0, all = 0;
 
     if (access->bytes > limit) {
         return 0;
+    }
+    for (unsigned l = 0; access->lanes == UINT64_MAX && l < SIM_LANES; l++) {
+        all |= access->at[l];
+    }
+    if (access->lanes == UINT64_MAX && all <= limit - access->bytes) {
+        return access->lanes;
     }
     for (uint64_t left = access->lanes; left != 0; left &= left - 1) {
         unsigned l = (unsigned)__builtin_ctzll(left);
