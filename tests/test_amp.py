@@ -86,13 +86,13 @@ def test_inputs_of_mixed_dtypes_get_gradients_in_their_own(dtype):
 @pytest.mark.parametrize("dtype", HALVES)
 def test_only_the_leaves_that_require_grad_get_one(dtype):
     q, k, v = qkv(1, 2, 9, 16, dtype=torch.float32)
-    k.requires_grad_()
+    v.requires_grad_()
     with torch.autocast("cpu", dtype):
         out = F.scaled_dot_product_attention(q, k, v)
     out.float().sum().backward()
     assert fa.last_call().kernel.startswith("fa_bwd_kv")
     assert "fa_bwd_q" not in fa.last_call().kernel
-    assert k.grad.dtype == torch.float32 and q.grad is None and v.grad is None
+    assert v.grad.dtype == torch.float32 and q.grad is None and k.grad is None
 
 
 def test_inputs_of_the_autocast_dtype_are_not_cast():

@@ -9,15 +9,25 @@ SPDX-License-Identifier: BSD-3-Clause
 """
 
 import math
+from operator import attrgetter
 
 import pytest
 import torch
-from helpers import BOTTOM_RIGHT, CAUSAL, NONE, TOP_LEFT, needs_simulator, out_low
+from helpers import (
+    BOTTOM_RIGHT,
+    CAUSAL,
+    NONE,
+    TOP_LEFT,
+    needs_simulator,
+    out_low,
+    relative_error,
+)
 from helpers.exact import GRADIENTS, Results, error, ratio
 from helpers.gradients import leaves, plain_attention
 from helpers.kernels import (
     DEVICE,
     DTYPES,
+    FAMILIES,
     FULL,
     HALVES,
     WANT_ALL,
@@ -39,6 +49,9 @@ import flash_attn_rocm as fa
 
 if DEVICE == "cpu":
     pytestmark = needs_simulator
+
+HALF_FAMILIES = [family for family in FAMILIES if family.dtype in HALVES]
+NAME = attrgetter("name")
 
 # Relative errors of gradients on data with scores of some units. Observed: 8e-7 and
 # 1.3e-15.
@@ -150,6 +163,15 @@ def test_huge_scores(family):
     # The LSE is near 1e4, and its rounding, 5e-4, as large as a half's.
     p = normal(family.dtype, 70, 130, family.dim)
     check(p.but(q=p.q * 100, k=p.k * 100), family, absolute=1e-8)
+
+
+@pytest.mark.parametrize("seed", [166, 167, 168])
+@pytest.mark.parametrize("family", [f for f in HALF_FAMILIES if f.dim == 96], ids=NAME)
+def test_keys_that_rows_look_at_alone_have_accurate_dk(family, seed):
+    # Their dS is next to nothing, what delta lacks of their dP. With the first seed all
+    # other rows cancel as well; bf16 had 2.2 to 2.5 times math's error.
+    p = normal(family.dtype, 70, 200, family.dim, heads=2, seed=seed)
+    check(p.but(q=p.q * 100, k=p.k * 100), family)
 
 
 @pytest.mark.parametrize("size", [7e4, 1e6, 1e10, 1e15])
@@ -430,12 +452,15 @@ def test_a_backward_without_out_lo_uses_the_rounded_output(family):
     grads = backward(p, saved._replace(out_lo=None), family)
     found = ratios(p, Results(saved.out, saved.lse, *grads))
     assert max(found.values()) <= 1, found
-    # Of the two parts, dv needs what rounding took from the log-sum-exp: no delta.
+    # Of the two parts, dv needs what rounding took from the log-sum-exp: no delta. That
+    # of dk is corrected by sums of dP, so it hardly matters what it was.
     without = saved._replace(out_lo=saved.out_lo.clone())
     out_low(without).zero_()
     one, other = backward(p, saved, family), backward(p, without, family)
+    eps = torch.finfo(family.dtype).eps
     assert torch.equal(one[2], other[2])
-    assert not torch.equal(one[0], other[0]) and not torch.equal(one[1], other[1])
+    assert not torch.equal(one[0], other[0])
+    assert relative_error(other[1], one[1].double()) <= eps / 8
 
 
 @pytest.mark.parametrize("causal", [NONE, TOP_LEFT])

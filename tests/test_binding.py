@@ -478,10 +478,15 @@ def test_plan_names_kernel_grid_reason_and_steps():
 
 def test_plan_of_a_backward_names_the_kernels_of_what_is_wanted():
     q, k, v = tensors(seqlen_q=300, dim=64)
-    both = ["fa_bwd_kv_f16_d64_plain", "fa_bwd_q_f16_d64_plain"]
-    for wanted, kernels in ((7, both), (6, both[:1]), (2, both[:1]), (1, both[1:])):
+    of_q, of_kv = "fa_bwd_q_f16_d64_plain", "fa_bwd_kv_f16_d64_plain"
+    corrected = [of_q, "fa_prepare", of_kv]  # delta, for dk
+    for wanted, kernels in (
+        *((n, corrected) for n in (2, 3, 6, 7)),
+        *((1, [of_q]), (4, [of_kv]), (5, [of_kv, of_q])),
+    ):
         kernel, _, _, steps, workspace = plan(q, k, v, wanted=wanted)
-        assert kernel.split("+") == kernels and workspace > 0
+        main = [name for name in kernels if name != "fa_prepare"]
+        assert kernel.split("+") == main and workspace > 0
         assert [name for name, _ in steps] == ["fa_prepare", *kernels]
         assert workspace == C.workspace(0, *(tuple(t.shape) for t in (q, k, v)), wanted)
 
@@ -492,11 +497,11 @@ def test_plan_with_features_names_their_kernels():
     sink = (16, 2, (4,), (1,))
     features = (bias, None, None, sink, *[None] * 5, 30.0, 0.0, 4, -1, 0, 0, 0)
     kernel, _, why, steps, workspace = plan(q, k, v, wanted=31, features=features)
-    names = ["fa_bwd_kv_f16_d64_full", "fa_bwd_q_f16_d64_full"]
+    of_q, of_kv = "fa_bwd_q_f16_d64_full", "fa_bwd_kv_f16_d64_full"
     of_bias = "fa_bwd_bias_exact16_d64_full"
-    assert kernel.split("+") == [*names, of_bias]
-    again = ["fa_prepare", of_bias]  # its delta, then dbias
-    assert [name for name, _ in steps] == ["fa_prepare", *names, *again]
+    assert kernel.split("+") == [of_q, of_kv, of_bias]
+    made = ["fa_prepare", of_q, "fa_prepare", of_kv, of_bias]  # delta, and corrected
+    assert [name for name, _ in steps] == made
     assert steps[-1][1] == (3, 1, 1)  # of the bias: tiles of 128 rows and 64 keys
     assert why == "full: bias, sink, softcap; wide: every load is 16 bytes"
     shapes = [tuple(t.shape) for t in (q, k, v)]

@@ -409,7 +409,7 @@ def test_it_says_of_common_calls_what_runs_fused_and_why_not(call):
     rows = {row["call"]: row for row in json.loads(out)["calls"]}
     assert {row["device"] for row in rows.values()} == {"sim"}
     assert rows["fp16, training, head dim 128"]["kernels"] == [
-        f"fa_{part}_f16_d128_plain" for part in ("fwd", "bwd_kv", "bwd_q")
+        f"fa_{part}_f16_d128_plain" for part in ("fwd", "bwd_q", "bwd_kv")
     ]
     stock = {name: row["why"] for name, row in rows.items() if not row["fused"]}
     assert set(stock) == {"fp16, head dim 512", "fp16, mask and is_causal"}

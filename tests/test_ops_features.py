@@ -137,8 +137,8 @@ def test_the_kernel_of_dbias_is_reported():
     bwd(q, k, v, bias=torch.zeros(1, 1, 5, 5), wanted=15)
     call = fa.last_call()
     assert [name.split("_")[2] for name in call.kernel.split("+")] == [
-        "kv",
         "q",
+        "kv",
         "bias",
     ]
     assert call.why.startswith("full: bias; ")

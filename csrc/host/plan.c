@@ -6,21 +6,21 @@
  *   forward   float16, float32, float64   FORWARD
  *             bfloat16                    PREPARE q k v; FORWARD in fp16; the
  *                                         same in fp32 for what did not fit
- *   backward  float16                     PREPARE v dout; KV; Q
+ *   backward  float16                     PREPARE v dout; Q; PREPARE dout; KV
  *             float32                     PREPARE dout; Q; PREPARE dout; KV
  *             float64                     PREPARE dout; KV; Q
- *             bfloat16                    PREPARE q k v dout; KV and Q in fp16;
- *                                         the same in fp32 for what did not fit
+ *             bfloat16                    PREPARE q k v dout; Q in fp16, the
+ *                                         same in fp32 for what did not fit;
+ *                                         PREPARE dout; KV likewise
  *
- * where strict bfloat16 goes as float64 does, in fp32, and so do float16 with
- * few channels (own_arith) and float32 if dk is not wanted.  KV is left out if
- * neither dk nor dv is wanted, Q if neither dq nor row sums are.  BIAS follows
- * if dbias is wanted, in fp32 or fp64.
+ * where strict bfloat16 goes as float32 does, and so does float16 with few
+ * channels (own_arith).  KV is left out if neither dk nor dv is wanted, Q if
+ * neither dq nor row sums are.  BIAS follows if dbias is wanted, in fp32 or
+ * fp64.
  *
- * What is stored in fp32 needs a better delta than the output gives: dk of
- * float32, and dbias and dsink of all types but float64.  Q then makes row
- * sums, and a second PREPARE corrects delta by them: before KV for dk, else
- * before BIAS.
+ * dk, dbias and dsink need a better delta than the output gives.  Q then makes
+ * row sums, and a second PREPARE corrects delta by them: before KV for dk, else
+ * before BIAS.  Without all three, and in float64, KV goes first.
  *
  * A problem with any of FA_HAS_* takes the rows of level FA_FULL, all others
  * those of FA_PLAIN; FA_PREPARE has one row for both.
@@ -285,7 +285,7 @@ fa_status fa_plan_forward(const fa_problem *p, fa_plan *plan, fa_error *error)
 /* Whether dK takes the corrected delta. */
 static bool corrects_keys(const fa_problem *p, const fa_gradients *g)
 {
-    return p->q.dtype == FA_F32 && (g->wanted & FA_WANT_DK) != 0;
+    return p->q.dtype != FA_F64 && (g->wanted & FA_WANT_DK) != 0;
 }
 
 /* Whether delta is corrected: without it most of the error of these gradients
@@ -310,27 +310,40 @@ static fa_status add_correction(const fa_problem *p, fa_plan *plan,
     return add_step(p, plan, FA_PREPARE, ANY_ARITH, correct, error);
 }
 
-/* KV and Q, as far as they are needed; for dk of float32 Q first. */
+/* A pass; if bfloat16 goes through fp16, the same in fp32 for what did not fit
+ * behind it. */
+static fa_status add_pass(const fa_problem *p, fa_plan *plan, fa_pass pass,
+                          bool fast, bool row_sums, fa_error *error)
+{
+    fa_step step = {.row_sums = row_sums};
+    fa_status status = FA_OK;
+    if (fast) {
+        status = add_step(p, plan, pass, FA_READS_F16, step, error);
+    }
+    step.only_unfit = fast;
+    return status == FA_OK ? add_step(p, plan, pass, own_arith(p), step, error)
+                           : status;
+}
+
+/* KV and Q, as far as they are needed; for dk Q first. */
 static fa_status add_passes(const fa_problem *p, const fa_gradients *g,
-                            fa_plan *plan, uint32_t ariths, fa_step step,
-                            fa_error *error)
+                            fa_plan *plan, bool fast, fa_error *error)
 {
     const bool corrects = corrects_keys(p, g);
+    const bool sums = corrects_delta(p, g);
     const bool kv = (g->wanted & (FA_WANT_DK | FA_WANT_DV)) != 0;
-    fa_step with_sums = step;
     fa_status status = FA_OK;
-    with_sums.row_sums = corrects_delta(p, g);
     if (kv && !corrects) {
-        status = add_step(p, plan, FA_BACKWARD_KV, ariths, step, error);
+        status = add_pass(p, plan, FA_BACKWARD_KV, fast, false, error);
     }
     if (status == FA_OK && has_q(p, g)) {
-        status = add_step(p, plan, FA_BACKWARD_Q, ariths, with_sums, error);
+        status = add_pass(p, plan, FA_BACKWARD_Q, fast, sums, error);
     }
     if (status == FA_OK && corrects) {
         status = add_correction(p, plan, error);
     }
     if (status == FA_OK && corrects) {
-        status = add_step(p, plan, FA_BACKWARD_KV, ariths, step, error);
+        status = add_pass(p, plan, FA_BACKWARD_KV, fast, false, error);
     }
     return status;
 }
@@ -392,20 +405,14 @@ static fa_status plan_steps(const fa_problem *p, const fa_gradients *g,
     const uint32_t prepared = fast    ? all
                               : packs ? FA_SET_V | FA_SET_DOUT
                                       : FA_SET_DOUT;
-    const fa_step usual = {0};
     const fa_step prepare = {.prepare = prepared};
-    const fa_step unfit = {.only_unfit = 1};
     fa_status status = lay_out(p, true, fast ? all : 0, packs ? prepared : 0,
                                &plan->workspace, error);
     if (status == FA_OK) {
         status = add_step(p, plan, FA_PREPARE, ANY_ARITH, prepare, error);
     }
-    if (fast && status == FA_OK) {
-        status = add_passes(p, g, plan, FA_READS_F16, usual, error);
-    }
-    if (status == FA_OK) {
-        status =
-            add_passes(p, g, plan, own_arith(p), fast ? unfit : usual, error);
+    if (status == FA_OK && (kv || q)) {
+        status = add_passes(p, g, plan, fast, error);
     }
     if (status == FA_OK) {
         status = add_bias_passes(p, g, plan, error);

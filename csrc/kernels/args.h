@@ -207,8 +207,7 @@ typedef struct fa_args {
     uint32_t row_sums;   /* 1: FA_BACKWARD_Q puts what the dS of a query add up
                         * to, before softcap's slope and rounding, in place of
                         * FA_DS_SUM, and the FA_PREPARE behind it makes of that
-                        * the delta of these dP, for dbias, dsink and the dk of
-                        * float */
+                        * the delta of these dP, for dk, dbias and dsink */
 } fa_args;
 
 /* -- rotary positions ------------------------------------------------------ */

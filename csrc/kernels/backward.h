@@ -361,7 +361,7 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
                                         walk.x_scale, walk_place,
                                         lds + L::AREA_AT, tid);
             }
-            if (FA_SUMS_ROWS(KIND, LEVEL) && a->row_sums != 0) {
+            if (a->row_sums != 0) {
                 fa_store_row_sums(a, &walk.due, own_place, first,
                                   FA_WHOLE(KIND, walk.lift), tid);
             }

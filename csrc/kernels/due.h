@@ -217,7 +217,7 @@ static FA_DEVICE void fa_share_lack(float dq[OWN][DIM / 8], fa_due<OWN> *due,
     for (int i = 0; i < OWN; i++) {
         int row = first + fa_own_row(OWN, tid, i);
         fa_lack lack = fa_lack_of<KIND, LEVEL>(a, due, i, place, row, whole);
-        if (LEVEL == FA_PLAIN) {
+        if (LEVEL == FA_PLAIN && !FA_IS_HALF(KIND)) {
             due->exact[i] = due->sum[i];
         }
         due->sum[i] = lack.heaviest * FA_EVEN_SCALE(KIND);
@@ -252,10 +252,6 @@ static FA_DEVICE void fa_even_out(fa_due<OWN> *due, fa_args_in a,
         }
     }
 }
-
-/* Whether the pass can store row sums: what is rounded to fp16 is known apart
- * with features alone. */
-#define FA_SUMS_ROWS(KIND, LEVEL) ((KIND) == FA_F32 || (LEVEL) == FA_FULL)
 
 /* fa_args.row_sums.  (Rows past the end read the last row's numbers but use none
  * of them, so that no barrier is needed.) */

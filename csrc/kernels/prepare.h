@@ -290,8 +290,8 @@ static FA_DEVICE void fa_set_row(fa_args_in a, int64_t at, int head,
 
 /* The delta of query `at` from its row sum, and dsink by it.  That of the
  * output lacks what rounding took from the weights that made it, and has
- * roundings of its own where dP has others; in dbias, dsink and dk, if they
- * are fp32, this would be most of their error.  Of an lse that is of more keys
+ * roundings of its own where dP has others: most of the error of dbias and
+ * dsink, and of dk in fp32 or where rows see almost one key.  Of an lse that is of more keys
  * than these (without lse_lo) it cannot be told. */
 static FA_DEVICE void fa_correct_row(fa_args_in a, int64_t at, int head,
                                      float dlse)

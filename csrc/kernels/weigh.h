@@ -159,9 +159,11 @@ fa_weigh_row(fa_due<OWN> *due, int i, float dp[FA_WALKED],
         return ds;
     }
     float exact = fa_sum_walked(dp);
+    if (LEVEL == FA_FULL || FA_IS_HALF(KIND)) {
+        due->exact[i] += exact;
+    }
     if (LEVEL == FA_FULL) {
         due->weight[i] += fa_sum_walked(p);
-        due->exact[i] += exact;
     }
     if (turns) {
 #pragma unroll

@@ -363,10 +363,15 @@ static void steps_of_a_bfloat16_backward_share_arrays(test_run *run)
     fill(&f, 0);
     check_tensors(run, &f, inputs | FA_SET_OUT, 0, 5 + 8);
     check_arrays(run, &f, FA_WRITE, inputs, inputs);
-    for (int step = 1; step < 5; step++) {
-        const bool fast = step < 3;
+    for (int step = 1; step < 6; step++) {
+        const bool fast = step == 1 || step == 4;
         const fa_args *args = fill(&f, step);
-        check_tensors(run, &f, inputs, step % 2 == 1 ? kv : FA_SET_DQ,
+        if (step == 3) { /* corrects delta: no tensor, no array */
+            check_tensors(run, &f, 0, 0, 5);
+            check_arrays(run, &f, FA_READ, 0, 0);
+            continue;
+        }
+        check_tensors(run, &f, inputs, step < 3 ? FA_SET_DQ : kv,
                       1 + 4 + (fast ? 4 : 0));
         check_arrays(run, &f, FA_READ, inputs, fast ? inputs : 0);
         CHECK(run, args->only_unfit == (fast ? 0 : 1));
@@ -379,10 +384,10 @@ static void passes_of_a_float16_backward_read_norms_of_v_and_dout(test_run *run)
     fixture f;
     set_up(&f, FA_F16, ALL);
     plan_backward(run, &f);
-    fill(&f, 1);
+    fill(&f, 3);
     check_tensors(run, &f, inputs, FA_SET_DK | FA_SET_DV, 1 + 2);
     check_arrays(run, &f, FA_READ, FA_SET_V | FA_SET_DOUT, 0);
-    fill(&f, 2);
+    fill(&f, 1);
     check_tensors(run, &f, inputs, FA_SET_DQ, 1 + 2);
     check_arrays(run, &f, FA_READ, FA_SET_V | FA_SET_DOUT, 0);
 }

@@ -236,7 +236,7 @@ static void delta_is_corrected_for_what_is_stored_in_fp32(test_run *run)
             (uint32_t)(i / 4) % 4 * FA_WANT_DBIAS; /* and dsink */
         const uint32_t wanted =
             learned | ((i / 16) % 2 != 0 ? ALL : FA_WANT_DV);
-        const bool of_keys = dtype == FA_F32 && (wanted & FA_WANT_DK) != 0;
+        const bool of_keys = (wanted & FA_WANT_DK) != 0;
         fa_problem p = test_problem(2, 4, 2, 200, 300, 40);
         test_retype(&p, dtype);
         test_add_features(&p, FA_HAS_SINK);

@@ -16,7 +16,7 @@ static const fa_backend gpus[] = {FA_HIP, FA_STANDIN};
 static void guard_blames_the_kernel_that_failed_alone(test_run *run)
 {
     for (int sync = 0; sync < 2; sync++) {
-        for (int step = 0; step < 3; step++) {
+        for (int step = 0; step < 4; step++) {
             rig *r = rig_open(run, FA_HIP,
                               sync ? FA_GUARD_SYNC : FA_GUARD_ASYNC, true);
             r->fake->failing_call = "hipModuleLaunchKernel";
@@ -26,11 +26,12 @@ static void guard_blames_the_kernel_that_failed_alone(test_run *run)
             CHECK(run, r->fake->launches == step + 1);
             for (int i = 0; i < r->call->plan.count; i++) {
                 fa_store_entry entry = {.failures = 0};
-                CHECK(run,
-                      rig_state(r, rig_step(r, i), &entry) ==
-                          (i == step ? FA_BREAKER_OPEN : FA_BREAKER_CLOSED));
-                CHECK(run, i != step || strncmp(entry.cause,
-                                                "launch failed: ", 15) == 0);
+                const char *kernel = rig_step(r, i);
+                const bool failed = strcmp(kernel, rig_step(r, step)) == 0;
+                CHECK(run, rig_state(r, kernel, &entry) ==
+                               (failed ? FA_BREAKER_OPEN : FA_BREAKER_CLOSED));
+                CHECK(run, !failed || strncmp(entry.cause,
+                                              "launch failed: ", 15) == 0);
             }
             CHECK(run, rig_slots(r, RIG_FLYING) == 0);
             CHECK(run, rig_counts(r).outstanding == 0);

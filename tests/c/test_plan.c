@@ -163,52 +163,55 @@ static void strict_bfloat16_runs_in_float32_arithmetic(test_run *run)
     CHECK(run, plan.workspace.bytes == 0);
     const fa_gradients g = test_gradients(&p, ALL);
     const fa_plan backward = test_plan_backward(run, &p, &g);
+    const expected_step prepare = {prepare_row(FA_BF16), FA_SET_DOUT, 0};
     check_steps(
-        run, &backward, 3,
-        (expected_step[]){{prepare_row(FA_BF16), FA_SET_DOUT, 0},
-                          {row(FA_BACKWARD_KV, FA_F32, FA_BF16, 40), 0, 0},
-                          {row(FA_BACKWARD_Q, FA_F32, FA_BF16, 40), 0, 0}});
+        run, &backward, 4,
+        (expected_step[]){prepare,
+                          {row(FA_BACKWARD_Q, FA_F32, FA_BF16, 40), 0, 0},
+                          prepare,
+                          {row(FA_BACKWARD_KV, FA_F32, FA_BF16, 40), 0, 0}});
 }
 
-static void float16_and_float64_go_over_keys_then_queries(test_run *run)
+static void float64_goes_over_keys_then_queries(test_run *run)
 {
-    static const fa_dtype types[] = {FA_F16, FA_F64};
     fa_problem p = test_problem(2, 4, 2, 200, 100, 40);
-    for (int i = 0; i < 2; i++) {
-        const fa_dtype t = types[i];
-        test_retype(&p, t);
-        const fa_gradients g = test_gradients(&p, ALL);
-        const fa_plan plan = test_plan_backward(run, &p, &g);
-        const fa_variant *kv = row(FA_BACKWARD_KV, t, t, 40);
-        const fa_variant *q = row(FA_BACKWARD_Q, t, t, 40);
-        const uint32_t prepare =
-            t == FA_F16 ? FA_SET_V | FA_SET_DOUT : FA_SET_DOUT;
-        char symbols[FA_SYMBOLS_CHARS];
-        char expected[FA_SYMBOLS_CHARS];
-        check_steps(run, &plan, 3,
-                    (expected_step[]){
-                        {prepare_row(t), prepare, 0}, {kv, 0, 0}, {q, 0, 0}});
-        fa_plan_symbols(&plan, symbols);
-        snprintf(expected, sizeof expected, "%s+%s", kv->symbol, q->symbol);
-        CHECK(run, strcmp(symbols, expected) == 0);
-    }
+    test_retype(&p, FA_F64);
+    const fa_gradients g = test_gradients(&p, ALL);
+    const fa_plan plan = test_plan_backward(run, &p, &g);
+    const fa_variant *kv = row(FA_BACKWARD_KV, FA_F64, FA_F64, 40);
+    const fa_variant *q = row(FA_BACKWARD_Q, FA_F64, FA_F64, 40);
+    char symbols[FA_SYMBOLS_CHARS];
+    char expected[FA_SYMBOLS_CHARS];
+    check_steps(run, &plan, 3,
+                (expected_step[]){{prepare_row(FA_F64), FA_SET_DOUT, 0},
+                                  {kv, 0, 0},
+                                  {q, 0, 0}});
+    fa_plan_symbols(&plan, symbols);
+    snprintf(expected, sizeof expected, "%s+%s", kv->symbol, q->symbol);
+    CHECK(run, strcmp(symbols, expected) == 0);
 }
 
 /* Whatever else is wanted. */
-static void float32_goes_over_queries_first_for_the_delta_of_dk(test_run *run)
+static void others_go_over_queries_first_for_the_delta_of_dk(test_run *run)
 {
+    static const fa_dtype types[] = {FA_F16, FA_F32};
     fa_problem p = test_problem(2, 4, 2, 200, 100, 40);
-    test_retype(&p, FA_F32);
-    const expected_step prepare = {prepare_row(FA_F32), FA_SET_DOUT, 0};
-    const expected_step kv = {row(FA_BACKWARD_KV, FA_F32, FA_F32, 40), 0, 0};
-    const expected_step q = {row(FA_BACKWARD_Q, FA_F32, FA_F32, 40), 0, 0};
-    for (uint32_t wanted = 1; wanted <= ALL; wanted++) {
+    for (uint32_t i = 0; i < 2 * ALL; i++) {
+        const fa_dtype t = types[i / ALL];
+        const uint32_t wanted = i % ALL + 1;
+        const uint32_t norms =
+            t == FA_F16 ? FA_SET_V | FA_SET_DOUT : FA_SET_DOUT;
+        test_retype(&p, t);
+        const expected_step prepare = {prepare_row(t), norms, 0};
+        const expected_step correct = {prepare_row(t), FA_SET_DOUT, 0};
+        const expected_step kv = {row(FA_BACKWARD_KV, t, t, 40), 0, 0};
+        const expected_step q = {row(FA_BACKWARD_Q, t, t, 40), 0, 0};
         const fa_gradients g = test_gradients(&p, wanted);
         const fa_plan plan = test_plan_backward(run, &p, &g);
         const bool sums = (wanted & FA_WANT_DK) != 0;
         if (sums) {
             check_steps(run, &plan, 4,
-                        (expected_step[]){prepare, q, prepare, kv});
+                        (expected_step[]){prepare, q, correct, kv});
         } else if (wanted == FA_WANT_DV) {
             check_steps(run, &plan, 2, (expected_step[]){prepare, kv});
         } else if (wanted == FA_WANT_DQ) {
@@ -216,8 +219,8 @@ static void float32_goes_over_queries_first_for_the_delta_of_dk(test_run *run)
         } else {
             check_steps(run, &plan, 3, (expected_step[]){prepare, kv, q});
         }
-        for (int i = 0; i < plan.count; i++) {
-            CHECK(run, plan.step[i].row_sums == (sums && (i == 1 || i == 2)));
+        for (int k = 0; k < plan.count; k++) {
+            CHECK(run, plan.step[k].row_sums == (sums && (k == 1 || k == 2)));
         }
     }
 }
@@ -232,13 +235,14 @@ static void a_backward_of_bfloat16_repeats_both_passes(test_run *run)
     const fa_gradients g = test_gradients(&p, ALL);
     const fa_plan plan = test_plan_backward(run, &p, &g);
     check_steps(
-        run, &plan, 5,
+        run, &plan, 6,
         (expected_step[]){{prepare_row(FA_BF16),
                            FA_SET_Q | FA_SET_K | FA_SET_V | FA_SET_DOUT, 0},
-                          {row(FA_BACKWARD_KV, FA_F16, FA_BF16, 40), 0, 0},
                           {row(FA_BACKWARD_Q, FA_F16, FA_BF16, 40), 0, 0},
-                          {row(FA_BACKWARD_KV, FA_F32, FA_BF16, 40), 0, 1},
-                          {row(FA_BACKWARD_Q, FA_F32, FA_BF16, 40), 0, 1}});
+                          {row(FA_BACKWARD_Q, FA_F32, FA_BF16, 40), 0, 1},
+                          {prepare_row(FA_BF16), FA_SET_DOUT, 0},
+                          {row(FA_BACKWARD_KV, FA_F16, FA_BF16, 40), 0, 0},
+                          {row(FA_BACKWARD_KV, FA_F32, FA_BF16, 40), 0, 1}});
 }
 
 /* The other kernels' roundings of dS do not average out over so few. */
@@ -259,15 +263,18 @@ static void float16_of_fewer_than_8_channels_runs_in_float32(test_run *run)
             check_steps(run, &forward, 1,
                         (expected_step[]){
                             {row(FA_FORWARD, arith, FA_F16, most), 0, 0}});
-            check_steps(run, &backward, 3,
+            const fa_variant *rows = row(FA_PREPARE, FA_F32, FA_F16, most);
+            check_steps(run, &backward, 4,
                         (expected_step[]){
-                            {row(FA_PREPARE, FA_F32, FA_F16, most), prepare, 0},
-                            {row(FA_BACKWARD_KV, arith, FA_F16, most), 0, 0},
-                            {row(FA_BACKWARD_Q, arith, FA_F16, most), 0, 0}});
+                            {rows, prepare, 0},
+                            {row(FA_BACKWARD_Q, arith, FA_F16, most), 0, 0},
+                            {rows, FA_SET_DOUT, 0},
+                            {row(FA_BACKWARD_KV, arith, FA_F16, most), 0, 0}});
         }
     }
 }
 
+/* That of dq also for dk, whose delta it corrects. */
 static void only_the_passes_of_wanted_gradients_run(test_run *run)
 {
     const fa_problem p = test_problem(2, 4, 2, 200, 100, 64);
@@ -281,7 +288,7 @@ static void only_the_passes_of_wanted_gradients_run(test_run *run)
             q |= plan.step[i].variant->pass == FA_BACKWARD_Q;
         }
         CHECK(run, kv == ((wanted & (FA_WANT_DK | FA_WANT_DV)) != 0));
-        CHECK(run, q == ((wanted & FA_WANT_DQ) != 0));
+        CHECK(run, q == ((wanted & (FA_WANT_DQ | FA_WANT_DK)) != 0));
     }
 }
 
@@ -331,11 +338,11 @@ static void grids_cover_every_row_head_and_batch(test_run *run)
         CHECK(run, grid[0] == 4 * tiles(queries > keys ? queries : keys, 64));
         CHECK(run, grid[1] == 8 && grid[2] == 3);
         grid = plan.step[1].grid;
-        CHECK(run, grid[0] == tiles(keys, plan.step[1].variant->rows));
-        CHECK(run, grid[1] == 2 && grid[2] == 3);
-        grid = plan.step[2].grid;
-        CHECK(run, grid[0] == tiles(queries, plan.step[2].variant->rows));
+        CHECK(run, grid[0] == tiles(queries, plan.step[1].variant->rows));
         CHECK(run, grid[1] == 8 && grid[2] == 3);
+        grid = plan.step[3].grid;
+        CHECK(run, grid[0] == tiles(keys, plan.step[3].variant->rows));
+        CHECK(run, grid[1] == 2 && grid[2] == 3);
     }
 }
 
@@ -487,8 +494,8 @@ void test_plan(test_run *run)
     RUN(run, float16_of_fewer_than_8_channels_runs_in_float32);
     RUN(run, bfloat16_goes_through_fp16_and_again_where_it_did_not_fit);
     RUN(run, strict_bfloat16_runs_in_float32_arithmetic);
-    RUN(run, float16_and_float64_go_over_keys_then_queries);
-    RUN(run, float32_goes_over_queries_first_for_the_delta_of_dk);
+    RUN(run, float64_goes_over_keys_then_queries);
+    RUN(run, others_go_over_queries_first_for_the_delta_of_dk);
     RUN(run, a_backward_of_bfloat16_repeats_both_passes);
     RUN(run, only_the_passes_of_wanted_gradients_run);
     RUN(run, every_legal_problem_has_its_kernels);

@@ -424,9 +424,9 @@ def all_wanted(p):
 
 def symbols(p, wanted):
     """What last_call() says of a backward."""
-    # Delta is corrected by what dS add up to in the pass of dQ; that of float32 comes
-    # first, for dK.
-    keys_too = p.q.dtype is torch.float32 and wanted & WANT_DK
+    # Delta is corrected by what dS add up to in the pass of dQ, which for dK comes
+    # first.
+    keys_too = p.q.dtype is not torch.float64 and wanted & WANT_DK
     wide = p.q.dtype is not torch.float64 and wanted & (WANT_DBIAS | WANT_DSINK)
     kinds = []
     if wanted & (WANT_DK | WANT_DV):

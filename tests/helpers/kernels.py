@@ -292,8 +292,8 @@ def forward(p, family=None, *, with_lo=True, strides=None):
 
 def symbols(family, wanted):
     """What last_call() says of a backward."""
-    # dK of float32 takes the delta that the pass of dQ corrects.
-    first = family.dtype is torch.float32 and wanted & WANT_DK
+    # dK takes the delta that the pass of dQ corrects.
+    first = family.dtype is not torch.float64 and wanted & WANT_DK
     keys = family.keys if wanted & (WANT_DK | WANT_DV) else ""
     queries = family.queries if first or wanted & WANT_DQ else ""
     return "+".join(filter(None, (queries, keys) if first else (keys, queries)))
