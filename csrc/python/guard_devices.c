@@ -15,11 +15,13 @@
  *       "Open or close by hand.  Raise Error."
  *
  * SPDX-License-Identifier: BSD-3-Clause */
+#define _POSIX_C_SOURCE 200809L
 #include "python/guard.h"
 #include "python/parse.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <time.h>
 
 /* -- lists ----------------------------------------------------------------- */
@@ -46,20 +48,21 @@ typedef int append_function(PyObject *list, fa_station *station);
 static int append_breakers(PyObject *list, fa_station *s)
 {
     int failed = 0;
-    const time_t now = time(NULL);
+    struct timespec now = {0}; /* of time() the second begins some ms later */
     bool half_open[FA_STORE_MAX];
     fa_store_entry *entries = calloc(FA_STORE_MAX, sizeof *entries);
     if (entries == NULL) {
         PyErr_NoMemory();
         return -1;
     }
+    (void)clock_gettime(CLOCK_REALTIME, &now);
     size_t count = 0;
     Py_BEGIN_ALLOW_THREADS /* its lock may be held by one that writes to disk */
     count = fa_breaker_list(&s->breaker, entries, half_open, FA_STORE_MAX);
     Py_END_ALLOW_THREADS
     for (size_t i = 0; i < count && !failed; i++) {
         const fa_store_entry *e = &entries[i];
-        const int64_t left = e->retry - (int64_t)now;
+        const int64_t left = e->retry - (int64_t)now.tv_sec;
         failed = fa_list_append(
             list, Py_BuildValue("(NsOIds)", device_name(s), e->kernel,
                                 half_open[i] ? Py_True : Py_False,
