@@ -36,6 +36,8 @@ BOUND_EPS = {
     torch.float32: 32.0,
     torch.float64: 64.0,
 }
+# Results that the sums of dQ's pass have a part in, beyond BOUND_EPS; of 16 bits dk.
+_BY_DELTA = {torch.float32: ("dk", "dbias"), torch.float64: ()}
 # So few that float16 is computed in float32 (own_arith of csrc/host/plan.c).
 _FEW_CHANNELS = 4
 # Which kernel is to blame for a result.
@@ -211,10 +213,9 @@ def _compare(family: Family, got: dict[str, Tensor], want: dict[str, Tensor]) ->
     """Results that others depend on come first in `got`."""
     wrong: Wrong = {}
     bound = BOUND_EPS[family.dtype] * torch.finfo(family.dtype).eps
-    by_delta = {"dk", "dbias"} if family.dtype is torch.float32 else {"dk"}
-    by_delta = set() if family.dtype is torch.float64 else by_delta
     for name, result in got.items():
-        if name in by_delta and any(x.startswith("fa_bwd_q") for x in wrong):
+        by_delta = name in _BY_DELTA.get(family.dtype, ("dk",))
+        if by_delta and any(x.startswith("fa_bwd_q") for x in wrong):
             continue  # the delta of that pass is in it
         answer = want[name]
         error = float((result.cpu().double() - answer).norm() / answer.norm())
