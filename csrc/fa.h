@@ -147,6 +147,13 @@ enum {
     FA_HAS_BLOCKS = 1 << 8
 };
 
+/* What products of float32 are computed in. */
+typedef enum fa_fp32 {
+    FA_FP32_AUTO, /* double in small problems, see fa_is_exact32, else float */
+    FA_FP32_FAST, /* float */
+    FA_FP32_EXACT /* double */
+} fa_fp32;
+
 /* out[b,h,i] = sum_j softmax_j(scale * q[b,h,i].k[b,h',j]) v[b,h',j] with
  * h' = h / (H / Hk); lse[b,h,i] = log(sum_j exp(scale * q.k)), both over the
  * keys that a row sees and with `features`.
@@ -164,6 +171,7 @@ typedef struct fa_problem {
     int64_t window_left;  /* keys before its own that a row sees; -1: all */
     int64_t window_right; /* and behind it; a causal mask allows none */
     bool strict_bf16;     /* products of bfloat16 in float, never in fp16 */
+    fa_fp32 fp32;
     fa_features features;
 } fa_problem;
 
@@ -192,8 +200,8 @@ typedef struct fa_gradients {
 } fa_gradients;
 
 enum {
-    FA_MAX_STEPS = 7,
-    FA_TENSORS = 8 /* as many as there are FA_SET_* bits, in their order */
+    FA_MAX_STEPS = 7, /* of bfloat16 with dbias */
+    FA_TENSORS = 8    /* as many as there are FA_SET_* bits, in their order */
 };
 
 /* One launch. */
@@ -203,7 +211,8 @@ typedef struct fa_step {
     uint32_t prepare;    /* FA_SET_* that FA_PREPARE looks at; else 0 */
     uint32_t only_unfit; /* as in fa_args */
     bool row_sums;       /* as in fa_args */
-    double products;     /* multiply-adds, without regard to what is hidden */
+    bool sums_only;  /* FA_BACKWARD_Q: without dq, which a later step makes */
+    double products; /* multiply-adds, without regard to what is hidden */
 } fa_step;
 
 /* Where arrays lie in the workspace: bytes from its start, or FA_NOWHERE for

@@ -22,6 +22,7 @@ def configure(
     mode: str,
     sim_arch: Callable[[], str | None],
     bf16: str = "auto",
+    fp32: str = "auto",
 ) -> None: ...
 def register_ops() -> bool: ...
 def workspace(

@@ -8,6 +8,7 @@ malformed value gives one warning and the documented default:
     FLASH_ATTN_ROCM_LOG       debug | info | warning | error        not set up
     FLASH_ATTN_ROCM_UNTESTED  1: AMD GPUs run kernels without a self-test    0
     FLASH_ATTN_ROCM_BF16      auto | strict (bfloat16 in fp32 arithmetic)   auto
+    FLASH_ATTN_ROCM_FP32      auto | fast | exact (in fp64 arithmetic)      auto
     FLASH_ATTN_ROCM_GUARD     off | async | sync: see docs/degradation.md  async
     FLASH_ATTN_ROCM_DEADLINE_FACTOR    times the estimate of a call           50
     FLASH_ATTN_ROCM_DEADLINE_FLOOR_MS  and not sooner than                  2000
@@ -52,6 +53,7 @@ class Config:
     log: str | None
     untested: bool
     bf16: str  # "auto" or "strict"
+    fp32: str  # "auto", "fast" or "exact"
     guard: str  # "off", "async" or "sync"
     deadline_factor: float
     deadline_floor_ms: float
@@ -191,6 +193,7 @@ def read(environ: Mapping[str, str]) -> Config:
         log=log,
         untested=_switch(environ, "UNTESTED"),
         bf16=_word(environ, "BF16", ("auto", "strict")),
+        fp32=_word(environ, "FP32", ("auto", "fast", "exact")),
         guard=_word(environ, "GUARD", ("async", "off", "sync")),
         deadline_factor=_number(environ, "DEADLINE_FACTOR", 50.0, True),
         deadline_floor_ms=_number(environ, "DEADLINE_FLOOR_MS", 2000.0, False),

@@ -332,7 +332,8 @@ def version_of(torch_version: str) -> tuple[int, int]:
 
 def configure(mode: str) -> None:
     """Set what the extension loads at its first launch; nothing is opened here."""
-    ext.configure(config.code_dir, simulator_path(), mode, launch_arch, config.bf16)
+    own = config.bf16, config.fp32
+    ext.configure(config.code_dir, simulator_path(), mode, launch_arch, *own)
 
 
 def load() -> None:

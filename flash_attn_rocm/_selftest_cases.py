@@ -64,7 +64,7 @@ class Family:
     dtype: torch.dtype
     dim: int
     full: bool = False  # with features
-    strict: bool = False  # the kernels that compute bfloat16 in float32
+    strict: bool = False  # the kernels that compute in wider arithmetic than usual
     needs: str = ""  # the family without which this one says nothing
 
 
@@ -75,7 +75,7 @@ def families() -> list[Family]:
     found = []
     for row in sorted(forward, key=lambda row: (row["level"] != "plain", row["dim"])):
         kind, bucket = row["symbol"].removeprefix("fa_fwd_").split("_", 1)
-        exact = len(row["reads"]) > 1
+        exact = kind in ("exact16", "exact32")
         smallest = row["dim"] == min(
             other["dim"] for other in forward if other["level"] == row["level"]
         )
@@ -86,7 +86,7 @@ def families() -> list[Family]:
                     continue  # no call leads there
                 dim = _FEW_CHANNELS
             name = f"{reads} d{dim} {row['level']}" + (" strict" if exact else "")
-            sums = kind if dtype not in _ops.HALVES else "exact16"
+            sums = "exact16" if dtype in _ops.HALVES else kind
             parts = ("kv", "q") if dtype is torch.float64 else ("q", "kv")
             backward = [f"fa_bwd_{part}_{kind}_{bucket}" for part in parts]
             backward.append(f"fa_bwd_bias_{sums}_{bucket}")
@@ -188,18 +188,19 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 
 @contextmanager
 def _arithmetic(strict: bool) -> Iterator[None]:
-    """bfloat16 goes through fp16, or is computed in float32."""
+    """bfloat16 goes through fp16 or is computed in float32; float32 is computed as it
+    is or in float64, whatever the size."""
 
-    def configure(bf16: str) -> None:
+    def configure(bf16: str, fp32: str) -> None:
         _ops.ext.configure(
-            config.code_dir, simulator_path(), config.device, launch_arch, bf16
+            config.code_dir, simulator_path(), config.device, launch_arch, bf16, fp32
         )
 
-    configure("strict" if strict else "auto")
+    configure(*(("strict", "exact") if strict else ("auto", "fast")))
     try:
         yield
     finally:
-        configure(config.bf16)
+        configure(config.bf16, config.fp32)
 
 
 def _check_kernel(kernels: tuple[str, ...]) -> None:

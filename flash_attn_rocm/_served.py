@@ -64,6 +64,20 @@ def by_torch(
     return out, lse, out_lo
 
 
+def gradients_by_torch(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    features: Features,
+) -> _chunked.Five:
+    """What bwd gives, in float64: to be rounded."""
+    wide = (t.double() for t in (q, k, v, dout))
+    wide_dlse = None if dlse is None else dlse.double()
+    return _chunked.first_order(_chunked.Call(*wide, wide_dlse, features))
+
+
 def _set_residue(
     out_lo: Tensor, out: Tensor, lse: Tensor, exact_out: Tensor, exact_lse: Tensor
 ) -> None:
@@ -114,7 +128,7 @@ def backward(
         if not may_answer(error):
             raise
     results = _ops.gradients(q, k, v, features.bias, wanted, grads_fp32)
-    exact = _chunked.first_order(_chunked.Call(q, k, v, dout, given, features))
+    exact = gradients_by_torch(dout, given, q, k, v, features)
     for result, grad in zip(results[:4], exact):
         if result.numel() and grad is not None:
             result.copy_(grad)

@@ -294,6 +294,7 @@ def status(*, wait: bool = True) -> dict[str, Any]:
         simulated (architecture of this context or None), ops ("c", "python" or
         None), unavailable (why there are no ops, or None), code_dir,
         code_objects, simulator (path or None), bf16 ("auto" or "strict"),
+        fp32 ("auto", "fast" or "exact"),
         check_grads (see patch()), nonfinite_gradients (their number by tensor, as
         far as check_grads looked; waits for the device), counters (fused calls by
         kernel, fallbacks by reason, wave instructions), enabled (see disable()),
@@ -313,6 +314,7 @@ def status(*, wait: bool = True) -> dict[str, Any]:
         "code_objects": sorted(chain(*code_objects(config.code_dir).values())),
         "simulator": simulator if os.path.isfile(simulator) else None,
         "bf16": config.bf16,
+        "fp32": config.fp32,
         "check_grads": _grad_check.mode(),
         "nonfinite_gradients": _grad_check.counts() if wait else {},
         "counters": _record.counters(),

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.usefixtures("patched", "simulated")
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 NAMES = {torch.float16: "f16", torch.bfloat16: "bf16"}
-NAMES.update({torch.float32: "f32", torch.float64: "f64"})
+# float32 of small problems
+NAMES.update({torch.float32: "exact32", torch.float64: "f64"})
 
 
 def assert_fused_backward():

@@ -569,6 +569,7 @@ else:
         ("CODE_DIR", "/nowhere"),
         ("UNTESTED", "yes"),
         ("BF16", "fast"),
+        ("FP32", "strict"),
         ("GUARD", "maybe"),
         ("DEADLINE_FACTOR", "0"),
         ("DEADLINE_FACTOR", "nan"),
@@ -598,6 +599,12 @@ def test_a_malformed_setting_gives_one_warning_and_the_default(caplog, name, val
 def test_bf16_settings(value):
     read = _config.read({"FLASH_ATTN_ROCM_BF16": value})
     assert read.bf16 == (value.strip().lower() or "auto")
+
+
+@pytest.mark.parametrize("value", ["auto", "fast", "exact", " Exact ", ""])
+def test_fp32_settings(value):
+    read = _config.read({"FLASH_ATTN_ROCM_FP32": value})
+    assert read.fp32 == (value.strip().lower() or "auto")
 
 
 @pytest.mark.parametrize(
@@ -667,6 +674,23 @@ print(fa.status()["bf16"], fa.explain(q, q, q).kernel)
         said, seen[value] = run_forked(code, env=env).stdout.split()
         assert said == value
     assert "_bf16_" in seen["auto"] and "_exact16_" in seen["strict"]
+
+
+@needs_simulator
+def test_how_float32_is_computed_reaches_the_plan():
+    code = """
+import flash_attn_rocm as fa, torch
+sizes = (1, 1, 128, 64), (1, 2, 130, 64)
+kernels = [fa.explain(*[torch.ones(size)] * 3).kernel for size in sizes]
+print(fa.status()["fp32"], *kernels)
+"""
+    seen = {}
+    for value in ("auto", "fast", "exact"):
+        env = {"FLASH_ATTN_ROCM_DEVICE": "sim", "FLASH_ATTN_ROCM_FP32": value}
+        said, *kernels = run_forked(code, env=env).stdout.split()
+        assert said == value
+        seen[value] = ["_exact32_" in kernel for kernel in kernels]
+    assert seen == {"auto": [True, False], "fast": [False] * 2, "exact": [True] * 2}
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,12 @@ REFUSED = {
         C.Error,
         "bf16: expected auto or strict, got fast",
     ),
+    "fp32": (
+        C.configure,
+        ("/", "/", "null", lambda: None, "auto", "strict"),
+        C.Error,
+        "fp32: expected auto, fast or exact, got strict",
+    ),
     "rotary": (C.rotary, (0,), TypeError, "expected 24 positional arguments"),
     "dtype": (C.plan, ("x", 16, 16, 16, *SHAPES, 1.0, 0), TypeError, "dtype: expect"),
 }

@@ -77,10 +77,14 @@ def lengths(family):
 
 
 def test_families_are_all_kernels_that_ship():
-    # Those with features have tests of their own (C: every row of the table).
+    # Those with features have tests of their own (C: every row of the table), but for
+    # float32 in float64 there are no others.
     named = {symbol for f in FAMILIES for symbol in (f.forward, f.keys, f.queries)}
     rows = [r for r in _ops.ext.variants() if r["pass"] not in OTHERS]
-    assert named == {r["symbol"] for r in rows if r["level"] == "plain"}
+    exact_32 = [r for r in rows if (r["arith"], *r["reads"]) == ("float64", "float32")]
+    expected = [r for r in rows if r["level"] == "plain"] + exact_32
+    expected = [r for r in expected if r["pass"] != "backward_bias"]
+    assert named == {r["symbol"] for r in expected}
     assert {r["level"] for r in rows} == {"plain", "full"}
 
 
@@ -310,12 +314,14 @@ def test_out_lo_is_what_rounding_took_from_the_lse(family, times):
     assert (low.abs() <= torch.finfo(torch.float32).eps * size).all()
     # The weights that it gives sum to one, with the factor that the kernel has.
     log2_e = 1 / math.log(2)
-    factor = float(torch.tensor(p.factor * log2_e, dtype=torch.float32)) / log2_e
+    in_float64 = "f32_exact" in family.name
+    kind = torch.float64 if in_float64 else torch.float32
+    factor = float(torch.tensor(p.factor * log2_e, dtype=kind)) / log2_e
     scores = (p.q.double() @ p.k.double().mT) * factor
     seen = torch.ones(70, 130, dtype=torch.bool, device=DEVICE).tril()
     total = (scores - (lse + low)[..., None]).exp().masked_fill(~seen, 0).sum(-1)
-    # Observed: up to 4.1e-7, of float32 1.7e-7.
-    assert (total - 1).abs().max() <= 5e-7
+    # Observed: up to 4.1e-7, of float32 1.7e-7, in float64 9e-12.
+    assert (total - 1).abs().max() <= (1e-10 if in_float64 else 5e-7)
 
 
 @some_families_of(torch.float32)

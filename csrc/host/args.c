@@ -86,11 +86,19 @@ static void *place(void *workspace, size_t at)
 
 /* lse or rows: so many numbers for each query. */
 static void add_numbers(fa_call *call, const fa_problem *p, void *data,
-                        int64_t count, uint32_t access)
+                        fa_dtype dtype, int64_t count, uint32_t access)
 {
-    const fa_tensor t = fa_tensor_of_rows(data, fa_dtype_of_sums(p->q.dtype),
-                                          &p->q, p->q.size[2], count);
+    const fa_tensor t =
+        fa_tensor_of_rows(data, dtype, &p->q, p->q.size[2], count);
     add_extra(call, &t, access);
+}
+
+/* What the backward knows of each query. */
+static void add_rows(fa_call *call, const fa_problem *p, void *rows,
+                     uint32_t access)
+{
+    call->args.rows = rows;
+    add_numbers(call, p, rows, fa_dtype_of_rows(p), FA_ROW_NUMBERS, access);
 }
 
 /* The arrays of the tensors in `set`: those of blocks, and those of scales
@@ -153,7 +161,7 @@ static void add_sums(fa_call *call, const fa_problem *p, uint32_t access)
     fa_residue_parts(p, &lse_lo, &out_lo);
     call->args.lse = p->lse;
     call->args.lse_lo = lse_lo.data;
-    add_numbers(call, p, p->lse, 1, access);
+    add_numbers(call, p, p->lse, fa_dtype_of_sums(p->q.dtype), 1, access);
     add_extra(call, &lse_lo, access);
     if (out_lo.data != NULL) {
         call->args.out_lo = view_of(&out_lo);
@@ -310,8 +318,7 @@ static void fill_rows(fa_call *call, const fa_problem *p, const fa_gradients *g,
         add_access(call, &g->dlse, FA_READ);
     }
     add_sums(call, p, FA_READ);
-    call->args.rows = rows;
-    add_numbers(call, p, rows, FA_ROW_NUMBERS, access);
+    add_rows(call, p, rows, access);
     add_sink(call, p);
     if ((g->wanted & FA_WANT_DSINK) != 0) {
         call->args.dsink = g->dsink.data;
@@ -341,12 +348,11 @@ static void fill_backward(fa_call *call, const fa_problem *p,
 {
     const uint32_t of_keys = writes & (FA_SET_DK | FA_SET_DV);
     /* float: long sums are put away there (FA_PUTS_AWAY). */
-    const uint32_t kept = p->q.dtype == FA_F32 ? of_keys : 0;
+    const uint32_t kept =
+        p->q.dtype == FA_F32 && !fa_is_exact32(p) ? of_keys : 0;
     add_tensors(call, p, g, FA_SET_Q | FA_SET_K | FA_SET_V | FA_SET_DOUT | kept,
                 writes);
-    call->args.rows = rows;
-    add_numbers(call, p, rows, FA_ROW_NUMBERS,
-                step->row_sums ? FA_READ | FA_WRITE : FA_READ);
+    add_rows(call, p, rows, step->row_sums ? FA_READ | FA_WRITE : FA_READ);
     add_features(call, p, of_keys != 0);
 }
 
@@ -415,7 +421,7 @@ void fa_call_fill(const fa_problem *p, const fa_gradients *g,
         arrays |= FA_SET_DOUT;
         break;
     case FA_BACKWARD_Q:
-        fill_backward(call, p, g, step, FA_SET_DQ, rows);
+        fill_backward(call, p, g, step, step->sums_only ? 0 : FA_SET_DQ, rows);
         arrays |= FA_SET_DOUT;
         break;
     case FA_BACKWARD_BIAS:

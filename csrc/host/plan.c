@@ -9,6 +9,8 @@
  *   backward  float16                     PREPARE v dout; Q; PREPARE dout; KV
  *             float32                     PREPARE dout; Q; PREPARE dout; KV
  *             float64                     PREPARE dout; KV; Q
+ *             small float32 (in fp64)     PREPARE dout; Q for sums; PREPARE dout;
+ *                                         Q; KV
  *             bfloat16                    PREPARE q k v dout; Q in fp16, the
  *                                         same in fp32 for what did not fit;
  *                                         PREPARE dout; KV likewise
@@ -20,10 +22,12 @@
  *
  * dk, dbias and dsink need a better delta than the output gives.  Q then makes
  * row sums, and a second PREPARE corrects delta by them: before KV for dk, else
- * before BIAS.  Without all three, and in float64, KV goes first.
+ * before BIAS.  Without all three, and in float64, KV goes first.  In fp64 the
+ * rounding of a float32 output is the largest error by far, so that dq takes the
+ * corrected delta, too.
  *
  * A problem with any of FA_HAS_* takes the rows of level FA_FULL, all others
- * those of FA_PLAIN; FA_PREPARE has one row for both.
+ * those of FA_PLAIN where there are any.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
 #include "host/plan.h"
@@ -54,9 +58,6 @@ uint32_t fa_features_of(const fa_problem *p)
            (f->blocks.data != NULL ? FA_HAS_BLOCKS : 0U);
 }
 
-/* The types of arithmetic that may serve a problem, as a set like `reads`. */
-enum { ANY_ARITH = FA_READS_F16 | FA_READS_F32 | FA_READS_F64 };
-
 /* The first row that fits. */
 static const fa_variant *choose(const fa_problem *p, fa_pass pass,
                                 uint32_t ariths)
@@ -68,7 +69,7 @@ static const fa_variant *choose(const fa_problem *p, fa_pass pass,
     const fa_variant *found = NULL;
     for (size_t i = 0; i < FA_VARIANT_COUNT && found == NULL; i++) {
         const fa_variant *row = &fa_variants[i];
-        if (row->pass == pass && row->dim >= dim && row->level == level &&
+        if (row->pass == pass && row->dim >= dim && row->level >= level &&
             (row->reads >> p->q.dtype & 1) != 0 &&
             (ariths >> row->arith & 1) != 0) {
             found = row;
@@ -77,18 +78,6 @@ static const fa_variant *choose(const fa_problem *p, fa_pass pass,
     /* The table serves all that the checks let through: test_plan.c. */
     assert(found != NULL);
     return found;
-}
-
-static int64_t tiles_of(int64_t length, int32_t rows)
-{
-    return (length + rows - 1) / rows;
-}
-
-/* The tiles of dbias: of its rows, times of its keys. */
-static int64_t bias_tiles(const fa_tensor *bias, const fa_variant *row)
-{
-    return tiles_of(bias->size[2], row->rows) *
-           tiles_of(bias->size[3], row->steps);
 }
 
 /* Multiply-adds of a pass, as if every row saw every key. */
@@ -103,6 +92,31 @@ static double products_of(const fa_problem *p, fa_pass pass)
            : pass == FA_BACKWARD_KV ? pairs * (2.0 * dim + 2.0 * dim_v)
            : pass == FA_BACKWARD_Q  ? pairs * (2.0 * dim + dim_v)
                                     : 0.0;
+}
+
+bool fa_is_exact32(const fa_problem *p)
+{
+    const double small = 0x1p22;
+    return p->q.dtype == FA_F32 &&
+           (p->fp32 == FA_FP32_EXACT ||
+            (p->fp32 == FA_FP32_AUTO && products_of(p, FA_FORWARD) <= small));
+}
+
+fa_dtype fa_dtype_of_rows(const fa_problem *p)
+{
+    return fa_is_exact32(p) ? FA_F64 : fa_dtype_of_sums(p->q.dtype);
+}
+
+static int64_t tiles_of(int64_t length, int32_t rows)
+{
+    return (length + rows - 1) / rows;
+}
+
+/* The tiles of dbias: of its rows, times of its keys. */
+static int64_t bias_tiles(const fa_tensor *bias, const fa_variant *row)
+{
+    return tiles_of(bias->size[2], row->rows) *
+           tiles_of(bias->size[3], row->steps);
 }
 
 /* Adds the launch of a row from `ariths`.  The grid, in workgroups:
@@ -181,7 +195,7 @@ static fa_status lay_out(const fa_problem *p, bool numbers, uint32_t scales,
 {
     const int64_t queries = p->q.size[0] * p->q.size[1] * p->q.size[2];
     const fa_tensor *const rows_of[FA_PREPARED] = {&p->q, &p->k, &p->v, &p->q};
-    const size_t number_bytes = fa_dtype_bytes(fa_dtype_of_sums(p->q.dtype));
+    const size_t number_bytes = fa_dtype_bytes(fa_dtype_of_rows(p));
     w->bytes = 0;
     w->rows = FA_NOWHERE;
     if (numbers) {
@@ -237,9 +251,18 @@ static uint32_t own_arith(const fa_problem *p)
 {
     const int64_t few_channels = 8;
     const fa_dtype dtype = p->q.dtype;
-    return dtype == FA_BF16 || (dtype == FA_F16 && p->q.size[3] < few_channels)
+    return fa_is_exact32(p) ? FA_READS_F64
+           : dtype == FA_BF16 ||
+                   (dtype == FA_F16 && p->q.size[3] < few_channels)
                ? FA_READS_F32
                : 1U << dtype;
+}
+
+/* That of what goes over rows or makes dbias: no narrower than float. */
+static uint32_t wide_arith(const fa_problem *p)
+{
+    return p->q.dtype == FA_F64 || fa_is_exact32(p) ? FA_READS_F64
+                                                    : FA_READS_F32;
 }
 
 fa_status fa_plan_forward(const fa_problem *p, fa_plan *plan, fa_error *error)
@@ -266,7 +289,7 @@ fa_status fa_plan_forward(const fa_problem *p, fa_plan *plan, fa_error *error)
     status = lay_out(p, false, fast ? prepared : 0, fast ? prepared : 0,
                      &made.workspace, error);
     if (fast && status == FA_OK) {
-        status = add_step(p, &made, FA_PREPARE, ANY_ARITH, prepare, error);
+        status = add_step(p, &made, FA_PREPARE, wide_arith(p), prepare, error);
     }
     if (fast && status == FA_OK) {
         status = add_step(p, &made, FA_FORWARD, FA_READS_F16, usual, error);
@@ -282,7 +305,12 @@ fa_status fa_plan_forward(const fa_problem *p, fa_plan *plan, fa_error *error)
     return status;
 }
 
-/* Whether dK takes the corrected delta. */
+/* Whether dQ and dK take the corrected delta. */
+static bool corrects_queries(const fa_problem *p, const fa_gradients *g)
+{
+    return fa_is_exact32(p) && (g->wanted & FA_WANT_DQ) != 0;
+}
+
 static bool corrects_keys(const fa_problem *p, const fa_gradients *g)
 {
     return p->q.dtype != FA_F64 && (g->wanted & FA_WANT_DK) != 0;
@@ -293,7 +321,8 @@ static bool corrects_keys(const fa_problem *p, const fa_gradients *g)
 static bool corrects_delta(const fa_problem *p, const fa_gradients *g)
 {
     const bool wide = (g->wanted & (FA_WANT_DBIAS | FA_WANT_DSINK)) != 0;
-    return p->q.dtype != FA_F64 && (wide || corrects_keys(p, g));
+    return p->q.dtype != FA_F64 &&
+           (wide || corrects_keys(p, g) || corrects_queries(p, g));
 }
 
 /* For row sums also if dq is not wanted, so that no gradient depends on what
@@ -307,15 +336,14 @@ static fa_status add_correction(const fa_problem *p, fa_plan *plan,
                                 fa_error *error)
 {
     const fa_step correct = {.prepare = FA_SET_DOUT, .row_sums = true};
-    return add_step(p, plan, FA_PREPARE, ANY_ARITH, correct, error);
+    return add_step(p, plan, FA_PREPARE, wide_arith(p), correct, error);
 }
 
 /* A pass; if bfloat16 goes through fp16, the same in fp32 for what did not fit
  * behind it. */
 static fa_status add_pass(const fa_problem *p, fa_plan *plan, fa_pass pass,
-                          bool fast, bool row_sums, fa_error *error)
+                          bool fast, fa_step step, fa_error *error)
 {
-    fa_step step = {.row_sums = row_sums};
     fa_status status = FA_OK;
     if (fast) {
         status = add_step(p, plan, pass, FA_READS_F16, step, error);
@@ -325,25 +353,30 @@ static fa_status add_pass(const fa_problem *p, fa_plan *plan, fa_pass pass,
                            : status;
 }
 
-/* KV and Q, as far as they are needed; for dk Q first. */
+/* KV and Q, as far as they are needed; for a corrected delta Q first. */
 static fa_status add_passes(const fa_problem *p, const fa_gradients *g,
                             fa_plan *plan, bool fast, fa_error *error)
 {
-    const bool corrects = corrects_keys(p, g);
-    const bool sums = corrects_delta(p, g);
+    const bool again = corrects_queries(p, g);
+    const bool corrects = again || corrects_keys(p, g);
     const bool kv = (g->wanted & (FA_WANT_DK | FA_WANT_DV)) != 0;
+    const fa_step usual = {0};
+    const fa_step q = {.row_sums = corrects_delta(p, g), .sums_only = again};
     fa_status status = FA_OK;
     if (kv && !corrects) {
-        status = add_pass(p, plan, FA_BACKWARD_KV, fast, false, error);
+        status = add_pass(p, plan, FA_BACKWARD_KV, fast, usual, error);
     }
     if (status == FA_OK && has_q(p, g)) {
-        status = add_pass(p, plan, FA_BACKWARD_Q, fast, sums, error);
+        status = add_pass(p, plan, FA_BACKWARD_Q, fast, q, error);
     }
     if (status == FA_OK && corrects) {
         status = add_correction(p, plan, error);
     }
-    if (status == FA_OK && corrects) {
-        status = add_pass(p, plan, FA_BACKWARD_KV, fast, false, error);
+    if (status == FA_OK && again) {
+        status = add_pass(p, plan, FA_BACKWARD_Q, fast, usual, error);
+    }
+    if (status == FA_OK && kv && corrects) {
+        status = add_pass(p, plan, FA_BACKWARD_KV, fast, usual, error);
     }
     return status;
 }
@@ -352,14 +385,15 @@ static fa_status add_passes(const fa_problem *p, const fa_gradients *g,
 static fa_status add_bias_passes(const fa_problem *p, const fa_gradients *g,
                                  fa_plan *plan, fa_error *error)
 {
-    const uint32_t wide_arith = FA_READS_F32 | FA_READS_F64;
     const fa_step usual = {0};
     fa_status status = FA_OK;
-    if (corrects_delta(p, g) && !corrects_keys(p, g)) {
+    if (corrects_delta(p, g) && !corrects_keys(p, g) &&
+        !corrects_queries(p, g)) {
         status = add_correction(p, plan, error);
     }
     if ((g->wanted & FA_WANT_DBIAS) != 0 && status == FA_OK) {
-        status = add_step(p, plan, FA_BACKWARD_BIAS, wide_arith, usual, error);
+        status =
+            add_step(p, plan, FA_BACKWARD_BIAS, wide_arith(p), usual, error);
     }
     return status;
 }
@@ -389,7 +423,7 @@ static fa_status plan_without_keys(const fa_problem *p, const fa_gradients *g,
     }
     fa_status status = lay_out(p, true, 0, 0, &plan->workspace, error);
     return status == FA_OK
-               ? add_step(p, plan, FA_PREPARE, ANY_ARITH, prepare, error)
+               ? add_step(p, plan, FA_PREPARE, wide_arith(p), prepare, error)
                : status;
 }
 
@@ -409,7 +443,7 @@ static fa_status plan_steps(const fa_problem *p, const fa_gradients *g,
     fa_status status = lay_out(p, true, fast ? all : 0, packs ? prepared : 0,
                                &plan->workspace, error);
     if (status == FA_OK) {
-        status = add_step(p, plan, FA_PREPARE, ANY_ARITH, prepare, error);
+        status = add_step(p, plan, FA_PREPARE, wide_arith(p), prepare, error);
     }
     if (status == FA_OK && (kv || q)) {
         status = add_passes(p, g, plan, fast, error);
@@ -447,7 +481,8 @@ fa_status fa_plan_backward(const fa_problem *p, const fa_gradients *g,
 
 bool fa_step_is_main(const fa_step *step)
 {
-    return step->variant->pass != FA_PREPARE && step->only_unfit == 0;
+    return step->variant->pass != FA_PREPARE && step->only_unfit == 0 &&
+           !step->sums_only;
 }
 
 void fa_plan_symbols(const fa_plan *plan, char text[FA_SYMBOLS_CHARS])

@@ -52,6 +52,14 @@ fa_status fa_check_feature_gradients(const fa_problem *problem,
 
 /* -- plan.c ---------------------------------------------------------------- */
 
+/* Whether a problem of float32 is computed in double.  The errors of a small one
+ * are a handful of roundings of float that do not average out, and most of its
+ * time is that of launches; of others double takes twice the time on gfx906. */
+bool fa_is_exact32(const fa_problem *problem);
+
+/* The type of fa_args.rows. */
+fa_dtype fa_dtype_of_rows(const fa_problem *problem);
+
 /* FA_HAS_*. */
 uint32_t fa_features_of(const fa_problem *problem);
 

@@ -161,8 +161,9 @@ typedef struct fa_args {
                      * double where q is */
     float *lse_lo; /* (B, H, Sq) contiguous: what rounding took from lse, unless
                      * that is double; NULL: not wanted, or not known */
-    void *rows;    /* (B, H, Sq, FA_ROW_NUMBERS) contiguous, type of lse: what
-                     * the backward needs to know of each query */
+    void *rows;    /* (B, H, Sq, FA_ROW_NUMBERS) contiguous, in the numbers of
+                    * the kernels: what the backward needs to know of each
+                    * query */
     float *scale_of[FA_PREPARED];    /* (B, heads, rows): the power of two that
                                       * brings a bf16 row into fp16's range */
     fa_block *block_of[FA_PREPARED]; /* (B, heads, ceil(rows / 64)) */

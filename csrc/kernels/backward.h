@@ -239,6 +239,10 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
     fa_clear_sums<KIND, DIM, OWN>(walk.first_sum);
     fa_clear_sums<KIND, DIM, OWN>(walk.second_sum);
     fa_clear_due(&walk.due);
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        walk.row_sum[i] = 0;
+    }
     uint32_t flip = fa_flip<KIND>(a);
     fa_tile tile_a = fa_tile_of(FA_A_AT(PASS), own_place, first, KV ? 0 : flip);
     fa_tile tile_b = fa_tile_of(FA_B_AT(PASS), own_place, first, 0);
@@ -337,17 +341,17 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
                 a = fa_again(a);
                 bool clear = LEVEL == FA_FULL &&
                              fa_is_cleared<LEVEL, PASS>(a, first, ROWS, at);
-                fa_walk_columns<L, APART>(walk.second_sum, p, a, lds, &y,
-                                          walk.y_scale, clear, &staged, &next,
-                                          active, &tid);
+                fa_walk_columns<L, APART>(walk.second_sum, nullptr, p, a, lds,
+                                          &y, walk.y_scale, clear, &staged,
+                                          &next, active, &tid);
             }
             if (walk.with_first) { /* dK += dS^T Q, or dQ += dS K */
                 a = fa_again(a);
                 bool clear = fa_is_cleared<LEVEL, PASS>(a, first, ROWS, at);
                 fa_set_next(&next, form, &after, &tile_a);
-                fa_walk_columns<L, APART>(walk.first_sum, ds, a, lds, &x,
-                                          walk.x_scale, clear, &staged, &next,
-                                          active, &tid);
+                fa_walk_columns<L, APART>(walk.first_sum, nullptr, ds, a, lds,
+                                          &x, walk.x_scale, clear, &staged,
+                                          &next, active, &tid);
             }
             t = coming;
             walk_place = coming_place;
@@ -362,8 +366,15 @@ static FA_DEVICE void fa_backward(fa_args_in a, fa_lds lds)
                                         lds + L::AREA_AT, tid);
             }
             if (a->row_sums != 0) {
-                fa_store_row_sums(a, &walk.due, own_place, first,
-                                  FA_WHOLE(KIND, walk.lift), tid);
+                fa_store_row_sums<OWN>(a, walk.due.exact, own_place, first,
+                                       FA_WHOLE(KIND, walk.lift), tid);
+            }
+        }
+        if constexpr (FA_SUMS_ROWS(KIND, PASS)) {
+            a = fa_again(args);
+            if (a->row_sums != 0) {
+                fa_store_row_sums<OWN>(a, walk.row_sum, own_place, first, 1.0f,
+                                       tid);
             }
         }
         fa_store_sums<LEVEL>(fa_again(args), &walk, own_place, first, adds, lds,

@@ -114,9 +114,10 @@ static FA_DEVICE void fa_store_bias(fa_args_in a, int batch, int head, int row,
     if constexpr (KIND == FA_F64) {
         *(FA_GLOBAL double *)at = x;
     } else if (stored == FA_F32) {
-        *(FA_GLOBAL float *)at = x;
+        *(FA_GLOBAL float *)at = (float)x;
     } else {
-        *(FA_GLOBAL uint16_t *)at = (uint16_t)fa_pack_as(stored, x, 0.0f);
+        *(FA_GLOBAL uint16_t *)at =
+            (uint16_t)fa_pack_as(stored, (float)x, 0.0f);
     }
 }
 

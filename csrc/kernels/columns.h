@@ -8,10 +8,10 @@
 
 /* What one lane hands to its neighbours at once is 8 bytes, a share: 4 fp16
  * (2 slots), 2 floats (2 slots) or 1 double (1 slot) of each of its rows. */
-#define FA_SHARE_SLOTS(KIND) ((KIND) == FA_F64 ? 8 : 16) /* of 8 lanes */
+#define FA_SHARE_SLOTS(KIND) (FA_IS_DOUBLE(KIND) ? 8 : 16) /* of 8 lanes */
 #define FA_SLOT_ROWS(KIND) (FA_IS_HALF(KIND) ? 2 : 1)
 #define FA_SHARES(KIND) (FA_WALK / (FA_SHARE_SLOTS(KIND) * FA_SLOT_ROWS(KIND)))
-#define FA_SLOT_BYTES(KIND, DIM) ((DIM) * ((KIND) == FA_F64 ? 8 : 4))
+#define FA_SLOT_BYTES(KIND, DIM) ((DIM) * (FA_IS_DOUBLE(KIND) ? 8 : 4))
 #define FA_SHARE_BYTES(KIND, DIM) \
     (FA_SHARE_SLOTS(KIND) * FA_SLOT_BYTES(KIND, DIM))
 
@@ -23,7 +23,7 @@ template <int KIND> static FA_DEVICE int fa_slot_row(int slot)
     int share = slot / FA_SHARE_SLOTS(KIND);
     int in = slot % FA_SHARE_SLOTS(KIND);
 
-    return KIND == FA_F64      ? slot
+    return FA_IS_DOUBLE(KIND)  ? slot
            : !FA_IS_HALF(KIND) ? share * 16 + (in & 1) * 8 + (in >> 1)
                                : share * 32 + (in & 1) * 16 + (in >> 1);
 }
@@ -98,7 +98,7 @@ static FA_DEVICE u32x4 fa_clear_specials(u32x4 x, bool *found)
         x.w = fa_clear_halves(x.w);
         return x;
     }
-    if constexpr (KIND != FA_F64) {
+    if constexpr (!FA_IS_DOUBLE(KIND)) {
         const uint32_t all = 0x7f800000;
         *found |= (x.x & all) == all || (x.y & all) == all ||
                   (x.z & all) == all || (x.w & all) == all;
@@ -226,7 +226,7 @@ static FA_DEVICE FA_NUMBER(KIND)
     if constexpr (KIND == FA_F64) {
         return valid ? *(const FA_GLOBAL double *)p : 0.0;
     }
-    if constexpr (KIND == FA_F32) {
+    if constexpr (FA_ELEMENT(KIND) == 4) {
         return valid ? *(const FA_GLOBAL float *)p : 0.0f;
     }
     return valid ? fa_unpack_as(x->stored, *(const FA_GLOBAL uint16_t *)p)

@@ -21,9 +21,9 @@
 #include "columns.h"
 #include "gradient.h"
 
-/* Whether the pass does so.  fp64 has no lse_lo that would tell whether these
- * are all the keys of the row. */
-#define FA_EVENS_OUT(KIND, PASS) ((KIND) != FA_F64 && (PASS) == FA_BACKWARD_Q)
+/* Whether the pass does so.  In fp64 there is too little to make up for. */
+#define FA_EVENS_OUT(KIND, PASS) \
+    (!FA_IS_DOUBLE(KIND) && (PASS) == FA_BACKWARD_Q)
 
 /* Tiles to an evening step: 64 keys stand for so many, and what they do not have
  * in common with the others is an error that must not grow with their number. */
@@ -88,7 +88,8 @@ template <int OWN> static FA_DEVICE void fa_clear_due(fa_due<OWN> *due)
 }
 
 /* In pairs, so that few roundings follow one another. */
-static FA_DEVICE float fa_sum_walked(const float x[FA_WALKED])
+template <typename Number>
+static FA_DEVICE Number fa_sum_walked(const Number x[FA_WALKED])
 {
     static_assert(FA_WALKED == 8, "the pairs below");
     return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
@@ -255,8 +256,8 @@ static FA_DEVICE void fa_even_out(fa_due<OWN> *due, fa_args_in a,
 
 /* fa_args.row_sums.  (Rows past the end read the last row's numbers but use none
  * of them, so that no barrier is needed.) */
-template <int OWN>
-static FA_DEVICE void fa_store_row_sums(fa_args_in a, const fa_due<OWN> *due,
+template <int OWN, typename Number>
+static FA_DEVICE void fa_store_row_sums(fa_args_in a, const Number sums[OWN],
                                         uint32_t place, int first, float whole,
                                         uint32_t tid)
 {
@@ -267,9 +268,9 @@ static FA_DEVICE void fa_store_row_sums(fa_args_in a, const fa_due<OWN> *due,
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
         int row = first + fa_own_row(OWN, tid, i);
-        float sum = fa_sum8(due->exact[i]) / whole;
+        Number sum = fa_sum8(sums[i]) / (Number)whole;
         if ((tid & 7) == 0 && row < a->seqlen_q) {
-            ((FA_GLOBAL float *)
+            ((FA_GLOBAL Number *)
                  a->rows)[(start + row) * FA_ROW_NUMBERS + FA_DS_SUM] = sum;
         }
     }

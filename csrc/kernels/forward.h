@@ -129,7 +129,7 @@ static FA_DEVICE float fa_lost(float lse, float sum, float log2_sum, float bias,
         lost -= fa_fma(-most, scale_log2, -bias) + FA_P_LOG2(KIND);
     }
     lost = lost * ln2 + fa_fma(log2_lse, ln2, -lse) + log2_lse * ln2_low;
-    return lost - lost == 0 ? lost : 0.0f; /* not of Inf and NaN */
+    return fa_if_finite(lost);
 }
 
 /* O, LSE, and what rounding takes from them if wanted. */
@@ -145,7 +145,8 @@ fa_store_rows(fa_args_in a, const fa_rows<KIND, DIM, OWN> *rows, int first,
     int head = (int)(fa_uniform(place) & 0xffff);
     int batch = (int)(fa_uniform(place) >> 16);
     int64_t start = ((int64_t)batch * a->heads + head) * a->seqlen_q;
-    FA_GLOBAL number *lse = (FA_GLOBAL number *)a->lse + start;
+    FA_GLOBAL FA_OUTER(KIND) *lse =
+        (FA_GLOBAL FA_OUTER(KIND) *)a -> lse + start;
     bool wide = (a->wide & FA_SET_OUT) != 0;
     int parts = a->out_lo.data == nullptr ? 1 : 2;
     number share[OWN];
@@ -157,6 +158,10 @@ fa_store_rows(fa_args_in a, const fa_rows<KIND, DIM, OWN> *rows, int first,
     for (int i = 0; i < OWN; i++) {
         number packed;
         number sum = fa_both_sums<KIND>(rows->sum[i], &packed, tid);
+        if constexpr (FA_KEEPS_RESTS(KIND, DIM)) {
+            sum += fa_if_finite(fa_sum8(rows->rest_of_sum[i]));
+            packed = sum;
+        }
         number bias = fa_bias<KIND>(rows->most[i], scale_log2[i]);
         int row = first + fa_own_row(OWN, tid, i);
         bool empty = sum == 0; /* not for NaN, which must come out */
@@ -168,8 +173,14 @@ fa_store_rows(fa_args_in a, const fa_rows<KIND, DIM, OWN> *rows, int first,
         if ((tid & 7) == 0 && row < a->seqlen_q) {
             number log2_sum = fa_log2(sum);
             number x = empty ? (number)-FA_INFINITY : (log2_sum - bias) * ln2;
-            lse[row] = x;
-            if constexpr (KIND != FA_F64) {
+            lse[row] = (FA_OUTER(KIND))x;
+            if constexpr (KIND == FA_EXACT32) {
+                if (a->lse_lo != nullptr) {
+                    float lost = (float)(x - (number)(float)x);
+                    ((FA_GLOBAL float *)a->lse_lo)[start + row] =
+                        fa_if_finite(lost);
+                }
+            } else if constexpr (KIND != FA_F64) {
                 if (a->lse_lo != nullptr) {
                     ((FA_GLOBAL float *)a->lse_lo)[start + row] = fa_lost<KIND>(
                         x, sum, log2_sum, bias, rows->most[i], scale_log2[i]);
@@ -191,7 +202,11 @@ fa_store_rows(fa_args_in a, const fa_rows<KIND, DIM, OWN> *rows, int first,
             number x[shape::CHANNELS];
 #pragma unroll
             for (int e = 0; e < shape::CHANNELS; e++) {
-                x[e] = rows->out[i][e] * own;
+                x[e] = rows->out[i][e];
+                if constexpr (FA_KEEPS_RESTS(KIND, DIM)) {
+                    x[e] += fa_if_finite(rows->rest[i][e]);
+                }
+                x[e] *= own;
                 if constexpr (KIND == FA_BF16) {
                     x[e] *= fa_inverse_power(v_scale);
                 }
@@ -337,7 +352,7 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
         fa_weights<KIND> p[OWN];
 
         a = fa_again(a);
-        if (KIND == FA_F64) { /* no scalar registers to keep it */
+        if (FA_IS_DOUBLE(KIND)) { /* no scalar registers to keep it */
             wave = fa_range_of<LEVEL, FA_FORWARD>(a, wave_first, WAVE_ROWS);
         }
         bool active = fa_is_active(&wave, tour.sink_tiles, t);
@@ -370,9 +385,9 @@ static FA_DEVICE void fa_forward(fa_args_in a, fa_lds lds)
         bool is_last = t >= tour.range.end;
         k.first = is_last ? 0 : t * FA_WALK;
         fa_set_next(&next, is_last ? FA_NOTHING : FA_ROWS_OF, &k, &q);
-        special |= fa_walk_columns<L, KIND == FA_F32>(rows.out, p, a, lds, &v,
-                                                      v_scale, clear, &staged,
-                                                      &next, active, &tid);
+        special |= fa_walk_columns<L, KIND == FA_F32>(
+            rows.out, FA_KEEPS_RESTS(KIND, DIM) ? rows.rest : nullptr, p, a,
+            lds, &v, v_scale, clear, &staged, &next, active, &tid);
     }
     a = fa_again(a);
     if (fa_any_wave(special, lds + L::AREA_AT, tid)) {

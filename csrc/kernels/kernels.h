@@ -18,11 +18,12 @@
 #include "rotary.h"
 
 /* How numbers are kept, from two columns of a row. */
-#define FA_KIND(arith, reads)                                    \
-    ((arith) == FA_F64 ? (int)FA_F64                             \
-     : (arith) == FA_F16                                         \
-         ? (reads) == FA_READS_BF16 ? (int)FA_BF16 : (int)FA_F16 \
-     : (reads) == FA_READS_F32 ? (int)FA_F32                     \
+#define FA_KIND(arith, reads)                                      \
+    ((arith) == FA_F64                                             \
+         ? (reads) == FA_READS_F32 ? (int)FA_EXACT32 : (int)FA_F64 \
+     : (arith) == FA_F16                                           \
+         ? (reads) == FA_READS_BF16 ? (int)FA_BF16 : (int)FA_F16   \
+     : (reads) == FA_READS_F32 ? (int)FA_F32                       \
                                : (int)FA_EXACT16)
 
 /* A kernel of one pass: its LDS, and how many waves share a SIMD (two
@@ -71,10 +72,10 @@ struct fa_kernel<FA_BACKWARD_BIAS, KIND, DIM, OWN, LEVEL> {
 template <int KIND, int DIM, int OWN, int LEVEL>
 struct fa_kernel<FA_PREPARE, KIND, DIM, OWN, LEVEL> {
     typedef fa_args args;
-    enum { LDS_BYTES = KIND == FA_F64 ? 0 : 128, WAVES = 2 };
+    enum { LDS_BYTES = FA_IS_DOUBLE(KIND) ? 0 : 128, WAVES = 2 };
     static FA_DEVICE void run(fa_args_in a, fa_lds lds)
     {
-        fa_prepare<FA_NUMBER(KIND)>(a, lds);
+        fa_prepare<FA_IS_DOUBLE(KIND) ? KIND : (int)FA_F32>(a, lds);
     }
 };
 

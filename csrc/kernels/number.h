@@ -9,6 +9,7 @@
  *                it is staged
  * FA_F32         operands, products and sums fp32
  * FA_F64         the same in fp64
+ * FA_EXACT32     fp32 is expanded to fp64 when it is staged
  *
  * and everything that differs between them is here.
  *
@@ -18,7 +19,8 @@
 
 #include "target.h"
 
-enum { FA_EXACT16 = FA_F64 + 1 }; /* the others are fa_dtypes */
+/* The others are fa_dtypes. */
+enum { FA_EXACT16 = FA_F64 + 1, FA_EXACT32 };
 
 /* What sums are kept in. */
 template <int KIND> struct fa_number {
@@ -27,23 +29,41 @@ template <int KIND> struct fa_number {
 template <> struct fa_number<FA_F64> {
     typedef double type;
 };
+template <> struct fa_number<FA_EXACT32> {
+    typedef double type;
+};
 #define FA_NUMBER(KIND) typename fa_number<KIND>::type
+
+/* Whether that is double. */
+#define FA_IS_DOUBLE(KIND) ((KIND) == FA_F64 || (KIND) == FA_EXACT32)
+
+/* What the program around sees of them: lse, its gradient, slopes, sinks. */
+template <int KIND> struct fa_outer {
+    typedef float type;
+};
+template <> struct fa_outer<FA_F64> {
+    typedef double type;
+};
+#define FA_OUTER(KIND) typename fa_outer<KIND>::type
 
 /* Whether operands are pairs of fp16. */
 #define FA_IS_HALF(KIND) ((KIND) == FA_F16 || (KIND) == FA_BF16)
 
 /* Bytes of an operand in LDS, and operands in 16 bytes, a granule. */
-#define FA_OPERAND(KIND) (FA_IS_HALF(KIND) ? 2 : (KIND) == FA_F64 ? 8 : 4)
+#define FA_OPERAND(KIND) (FA_IS_HALF(KIND) ? 2 : FA_IS_DOUBLE(KIND) ? 8 : 4)
 #define FA_GRANULE(KIND) (16 / FA_OPERAND(KIND))
 
 /* The fa_dtype of q, k, v, out and dout in memory. */
 template <int KIND> static FA_DEVICE int fa_stored_of(fa_args_in a)
 {
-    return KIND == FA_EXACT16 ? a->stored : KIND;
+    return KIND == FA_EXACT16   ? a->stored
+           : KIND == FA_EXACT32 ? (int)FA_F32
+                                : KIND;
 }
 
 /* The bytes of an element of that type. */
-#define FA_ELEMENT(KIND) ((KIND) == FA_F64 ? 8 : (KIND) == FA_F32 ? 4 : 2)
+#define FA_ELEMENT(KIND) \
+    ((KIND) == FA_F64 ? 8 : (KIND) == FA_F32 || (KIND) == FA_EXACT32 ? 4 : 2)
 
 /* The same for an fa_dtype that is known only at run time. */
 static FA_DEVICE int fa_bytes_of(int stored)
@@ -58,6 +78,12 @@ template <int KIND> static FA_DEVICE int fa_stored_grad(fa_args_in a)
                                                       : fa_stored_of<KIND>(a);
 }
 
+/* 0 for NaN and Inf. */
+template <typename Number> static FA_DEVICE Number fa_if_finite(Number x)
+{
+    return x - x == 0 ? x : (Number)0;
+}
+
 /* Eight bytes of each operand, so 4 fp16, 2 floats or 1 double:
  * c + sum of products. */
 template <int KIND>
@@ -68,7 +94,7 @@ static FA_DEVICE FA_NUMBER(KIND)
         c = fa_dot2(a.x, b.x, c);
         return fa_dot2(a.y, b.y, c);
     }
-    if constexpr (KIND != FA_F64) {
+    if constexpr (!FA_IS_DOUBLE(KIND)) {
         c = fa_fma(fa_bits<float>(a.x), fa_bits<float>(b.x), c);
         return fa_fma(fa_bits<float>(a.y), fa_bits<float>(b.y), c);
     }

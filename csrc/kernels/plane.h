@@ -14,6 +14,10 @@
  * equal, and LSE is still a number that fp32 and its residue can hold. */
 #define FA_LOWEST_BIAS (-0x1p30f)
 
+/* FA_EXACT32: beside one below this fp32 would keep nothing of a score.  What is
+ * "masked" that way is to be what it is in programs of fp32. */
+#define FA_HIDING_BIAS (-0x1p28f)
+
 /* A tile of a (Sq, Sk) matrix. */
 typedef struct fa_plane {
     fa_global_in base; /* of its corner */
@@ -183,7 +187,7 @@ static FA_DEVICE void fa_add_stored(FA_NUMBER(KIND) s[OWN][FA_WALKED],
     }
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        if (KIND == FA_F64) {
+        if (FA_IS_DOUBLE(KIND)) {
             fa_keep_order(); /* comparisons take two scalar registers each */
         }
 #pragma unroll
@@ -193,6 +197,10 @@ static FA_DEVICE void fa_add_stored(FA_NUMBER(KIND) s[OWN][FA_WALKED],
                 fa_element_at<DENSE>(x, at.own[i], at.walked[j]));
             one = BOUNDED ? fa_bounded_bias(one) : one;
             s[i][j] = fa_fma(one, per_unit[i], s[i][j]);
+            if constexpr (KIND == FA_EXACT32) {
+                bool hides = one < (FA_NUMBER(KIND))FA_HIDING_BIAS;
+                s[i][j] = hides ? (double)(float)s[i][j] : s[i][j];
+            }
         }
     }
 }

@@ -10,7 +10,8 @@
  * or with row_sums, behind FA_BACKWARD_Q, a corrected delta and dsink alone.
  *
  * Shapes  as in args.h.  x of q, k, v, dout.
- * Types   Number is float, or double for fp64 tensors, which need rows only.
+ * Types   KIND is FA_F32 for 16-bit and fp32 tensors alike; FA_F64 and FA_EXACT32
+ *         need rows only.
  * Grid    x = 4 * prepare_blocks, tensor after tensor; y = H; z = B.
  *         Workgroups without rows leave at once.
  * Lanes   8 lanes share a row, 32 rows at a time.
@@ -208,18 +209,19 @@ static FA_DEVICE fa_global_in fa_row_at(const FA_CONSTANT fa_view *view,
 
 /* FA_SHIFT and FA_BIAS of query `at`.  The shift is close to LSE in units of
  * raw scores, so that what remains of a score is exact where P counts. */
-template <typename Number>
-static FA_DEVICE void fa_set_weight(FA_GLOBAL Number *to, fa_args_in a,
-                                    int64_t at)
+template <int KIND>
+static FA_DEVICE void fa_set_weight(FA_GLOBAL FA_NUMBER(KIND) * to,
+                                    fa_args_in a, int64_t at)
 {
-    enum { IS_DOUBLE = sizeof(Number) == 8 };
+    enum { IS_DOUBLE = FA_IS_DOUBLE(KIND) };
+    typedef FA_NUMBER(KIND) Number;
     const Number log2_e =
         IS_DOUBLE ? (Number)1.4426950408889634 : (Number)1.44269502e+0f;
     const Number log2_e_low =
         IS_DOUBLE ? (Number)2.0355273740931033e-17 : (Number)1.92596299e-8f;
-    Number scale_log2 = fa_unit<IS_DOUBLE ? FA_F64 : FA_F32, FA_FULL>(a);
-    Number lse = ((const FA_GLOBAL Number *)a->lse)[at];
-    bool has_low = !IS_DOUBLE && a->lse_lo != nullptr;
+    Number scale_log2 = fa_unit<KIND, FA_FULL>(a);
+    Number lse = ((const FA_GLOBAL FA_OUTER(KIND) *)a->lse)[at];
+    bool has_low = KIND != FA_F64 && a->lse_lo != nullptr;
     Number low =
         has_low ? (Number)((const FA_GLOBAL float *)a->lse_lo)[at] : (Number)0;
     Number high = lse * log2_e;
@@ -228,38 +230,38 @@ static FA_DEVICE void fa_set_weight(FA_GLOBAL Number *to, fa_args_in a,
     low = fa_fma(lse, log2_e, -high) + lse * log2_e_low + low * log2_e;
     if (!has_low && fa_abs(high) > (Number)FA_BIG_LSE) {
         /* The upper end of what lse may have been, or P is above 1. */
-        low += fa_abs(high) * (Number)(IS_DOUBLE ? 0x1p-52 : 0x1p-23);
+        low += fa_abs(high) * (Number)(KIND == FA_F64 ? 0x1p-52 : 0x1p-23);
     }
     if (!(scale_log2 > (Number)0x1p-60f && shift - shift == 0)) {
         shift = 0;
     }
-    low = low - low == 0 ? low : (Number)0;
+    low = fa_if_finite(low);
     to[FA_SHIFT] = shift;
     to[FA_BIAS] = high == -FA_INFINITY ? high /* no key has a weight */
                                        : fa_fma(shift, scale_log2, -high) - low;
 }
 
-template <typename Number>
-static FA_DEVICE Number fa_dlse_of(fa_args_in a, int batch, int head,
-                                   int64_t row)
+template <int KIND>
+static FA_DEVICE FA_NUMBER(KIND)
+    fa_dlse_of(fa_args_in a, int batch, int head, int64_t row)
 {
     const FA_CONSTANT fa_view *view = &a->dlse;
 
     return view->data == nullptr
-               ? (Number)0
-               : ((const FA_GLOBAL Number *)view
+               ? (FA_NUMBER(KIND))0
+               : ((const FA_GLOBAL FA_OUTER(KIND) *)view
                       ->data)[batch * view->stride[0] + head * view->stride[1] +
                               row * view->stride[2]];
 }
 
 /* The weight of the sink in a query whose numbers are `of`. */
-template <typename Number>
-static FA_DEVICE Number fa_sink_weight(fa_args_in a, int head,
-                                       const FA_GLOBAL Number *of)
+template <int KIND>
+static FA_DEVICE FA_NUMBER(KIND)
+    fa_sink_weight(fa_args_in a, int head, const FA_GLOBAL FA_NUMBER(KIND) * of)
 {
-    enum { KIND = sizeof(Number) == 8 ? (int)FA_F64 : (int)FA_F32 };
+    typedef FA_NUMBER(KIND) Number;
     Number score =
-        ((const FA_GLOBAL Number *)a->sink)[head] * (Number)a->per_unit;
+        ((const FA_GLOBAL FA_OUTER(KIND) *)a->sink)[head] * (Number)a->per_unit;
 
     return score == -FA_INFINITY
                ? (Number)0
@@ -268,21 +270,22 @@ static FA_DEVICE Number fa_sink_weight(fa_args_in a, int head,
 }
 
 /* The numbers of query `at`; `head` is where a sink's score is. */
-template <typename Number>
+template <int KIND>
 static FA_DEVICE void fa_set_row(fa_args_in a, int64_t at, int head,
-                                 Number delta, Number dlse)
+                                 FA_NUMBER(KIND) delta, FA_NUMBER(KIND) dlse)
 {
+    typedef FA_NUMBER(KIND) Number;
     FA_GLOBAL Number *to = (FA_GLOBAL Number *)a->rows + at * FA_ROW_NUMBERS;
-    bool known = sizeof(Number) == 8 || a->lse_lo != nullptr;
+    bool known = KIND == FA_F64 || a->lse_lo != nullptr;
     Number sum = dlse;
 
     to[FA_DELTA] = delta - dlse;
-    fa_set_weight<Number>(to, a, at);
+    fa_set_weight<KIND>(to, a, at);
     if (a->sink != nullptr) {
-        Number dsink = fa_sink_weight<Number>(a, head, to) * (dlse - delta);
+        Number dsink = fa_sink_weight<KIND>(a, head, to) * (dlse - delta);
         sum -= dsink;
         if (a->dsink != nullptr) {
-            ((FA_GLOBAL Number *)a->dsink)[at] = dsink;
+            ((FA_GLOBAL FA_OUTER(KIND) *)a->dsink)[at] = (FA_OUTER(KIND))dsink;
         }
     }
     to[FA_DS_SUM] = known ? sum : (Number)__builtin_nanf("");
@@ -291,21 +294,24 @@ static FA_DEVICE void fa_set_row(fa_args_in a, int64_t at, int head,
 /* The delta of query `at` from its row sum, and dsink by it.  That of the
  * output lacks what rounding took from the weights that made it, and has
  * roundings of its own where dP has others: most of the error of dbias and
- * dsink, and of dk in fp32 or where rows see almost one key.  Of an lse that is of more keys
- * than these (without lse_lo) it cannot be told. */
+ * dsink, of dk in fp32 or where rows see almost one key, and of all that
+ * FA_EXACT32 makes.  Of an lse that is of more keys than these (without lse_lo)
+ * it cannot be told. */
+template <int KIND>
 static FA_DEVICE void fa_correct_row(fa_args_in a, int64_t at, int head,
-                                     float dlse)
+                                     FA_NUMBER(KIND) dlse)
 {
-    FA_GLOBAL float *to = (FA_GLOBAL float *)a->rows + at * FA_ROW_NUMBERS;
+    typedef FA_NUMBER(KIND) Number;
+    FA_GLOBAL Number *to = (FA_GLOBAL Number *)a->rows + at * FA_ROW_NUMBERS;
     bool with_sink = a->sink != nullptr;
-    double weight = with_sink ? fa_sink_weight<float>(a, head, to) : 0.0f;
+    double weight = with_sink ? fa_sink_weight<KIND>(a, head, to) : (Number)0;
     double delta = to[FA_DELTA]; /* less dlse, as the sum had it */
 
     if (a->lse_lo == nullptr) {
         return;
     }
     delta = (double)to[FA_DS_SUM] - dlse + (1.0 - weight) * delta;
-    to[FA_DELTA] = (float)delta;
+    to[FA_DELTA] = (Number)delta;
     if (with_sink && a->dsink != nullptr) {
         ((FA_GLOBAL float *)a->dsink)[at] = (float)(-weight * delta);
     }
@@ -313,20 +319,22 @@ static FA_DEVICE void fa_correct_row(fa_args_in a, int64_t at, int head,
 
 /* fp32 and fp64: sum_d dO[d] O[d] in the very order in which the passes form
  * dP (fa_multiply_chunk), one lane a row.  Where the softmax is one key O is
- * its V, and if Sum is Number most roundings of dP - delta cancel. */
-template <typename Number, typename Sum>
-static FA_DEVICE Number fa_delta_in_order(fa_args_in a, int batch, int head,
-                                          int64_t row, bool wide)
+ * its V, and if Sum is what the passes sum in most roundings of dP - delta
+ * cancel. */
+template <typename Outer, typename Sum>
+static FA_DEVICE Sum fa_delta_in_order(fa_args_in a, int batch, int head,
+                                       int64_t row, bool wide)
 {
-    enum { BYTES = sizeof(Number), GRANULE = 16 / BYTES };
+    enum { BYTES = sizeof(Outer), GRANULE = 16 / BYTES };
     int stored = BYTES == 8 ? (int)FA_F64 : (int)FA_F32;
     fa_global_in x = fa_row_at(&a->dout, batch, head, row, BYTES);
     fa_global_in out = fa_row_at(&a->out, batch, head, row, BYTES);
     int channels = a->head_dim_v;
-    bool apart = BYTES == 4 && fa_max_int(a->head_dim, channels) > 64;
+    int apart = FA_CHUNK_GRANULES; /* of fp32 */
     Sum sum = 0;
     Sum part = 0;
 
+    apart /= fa_max_int(a->head_dim, channels) > 32 ? 1 : 2;
 #pragma unroll 1
     for (int g = 0; g * GRANULE < channels; g++) {
         if (wide) {
@@ -335,43 +343,47 @@ static FA_DEVICE Number fa_delta_in_order(fa_args_in a, int batch, int head,
 #pragma unroll
             for (int e = 0; e < GRANULE; e++) {
                 part =
-                    fa_fma((Sum)fa_element_of<Number>(one, e, stored),
-                           (Sum)fa_element_of<Number>(other, e, stored), part);
+                    fa_fma((Sum)fa_element_of<Outer>(one, e, stored),
+                           (Sum)fa_element_of<Outer>(other, e, stored), part);
             }
         } else {
 #pragma unroll 1
             for (int d = g * GRANULE;
                  d < fa_min_int(channels, (g + 1) * GRANULE); d++) {
-                part = fa_fma((Sum)fa_any_element<Number>(
+                part = fa_fma((Sum)fa_any_element<Outer>(
                                   x, d * a->dout.stride[3], stored),
-                              (Sum)fa_any_element<Number>(
+                              (Sum)fa_any_element<Outer>(
                                   out, d * a->out.stride[3], stored),
                               part);
             }
         }
-        if (apart && (g + 1) % FA_CHUNK_GRANULES == 0) {
+        if (BYTES == 4 && (g + 1) % apart == 0) {
             sum += part;
             part = 0;
         }
     }
-    return (Number)(sum + part);
+    return sum + part;
 }
 
 /* fp32 with a residue: row sums correct delta later, and do so best if it is
  * close, so it is summed in double.  Else in the order of dP. */
-template <typename Number>
-static FA_DEVICE Number fa_delta_of(fa_args_in a, int batch, int head,
-                                    int64_t row, bool wide)
+template <int KIND>
+static FA_DEVICE FA_NUMBER(KIND)
+    fa_delta_of(fa_args_in a, int batch, int head, int64_t row, bool wide)
 {
+    typedef FA_NUMBER(KIND) Number;
+    typedef FA_OUTER(KIND) Outer;
+
     return a->lse_lo != nullptr
-               ? fa_delta_in_order<Number, double>(a, batch, head, row, wide)
-               : fa_delta_in_order<Number, Number>(a, batch, head, row, wide);
+               ? (Number)fa_delta_in_order<Outer, double>(a, batch, head, row,
+                                                          wide)
+               : fa_delta_in_order<Outer, Number>(a, batch, head, row, wide);
 }
 
-template <typename Number>
-static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
+template <int KIND> static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
 {
-    enum { IS_DOUBLE = sizeof(Number) == 8 };
+    enum { IS_DOUBLE = FA_IS_DOUBLE(KIND) };
+    typedef FA_NUMBER(KIND) Number;
     uint32_t tid = fa_thread();
     int which = (int)(fa_group_x() / a->prepare_blocks);
     int block = (int)(fa_group_x() % a->prepare_blocks);
@@ -382,17 +394,18 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
     int rows = is_query ? a->seqlen_q : a->seqlen_k;
     int channels =
         which == FA_Q_AT || which == FA_K_AT ? a->head_dim : a->head_dim_v;
-    int stored = IS_DOUBLE ? (int)FA_F64 : a->stored;
+    int stored = IS_DOUBLE ? fa_stored_of<KIND>(a) : a->stored;
 
     if ((a->prepare >> which & 1) == 0 || head >= heads ||
         block * FA_BLOCK_ROWS >= rows) {
         return;
     }
-    if (!IS_DOUBLE && a->row_sums != 0) {
+    if (KIND != FA_F64 && a->row_sums != 0) {
         int row = block * FA_BLOCK_ROWS + (int)tid;
         if (tid < FA_BLOCK_ROWS && row < rows) {
-            fa_correct_row(a, ((int64_t)batch * heads + head) * rows + row,
-                           head, fa_dlse_of<float>(a, batch, head, row));
+            fa_correct_row<KIND>(a,
+                                 ((int64_t)batch * heads + head) * rows + row,
+                                 head, fa_dlse_of<KIND>(a, batch, head, row));
         }
         return;
     }
@@ -413,9 +426,9 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
     if (IS_DOUBLE || stored == FA_F32) {
         int row = block * FA_BLOCK_ROWS + (int)tid;
         if (which == FA_DOUT_AT && tid < FA_BLOCK_ROWS && row < rows) {
-            fa_set_row<Number>(a, start + row, head,
-                               fa_delta_of<Number>(a, batch, head, row, wide),
-                               fa_dlse_of<Number>(a, batch, head, row));
+            fa_set_row<KIND>(a, start + row, head,
+                             fa_delta_of<KIND>(a, batch, head, row, wide),
+                             fa_dlse_of<KIND>(a, batch, head, row));
         }
         return; /* no blocks: nothing is packed into fp16 */
     }
@@ -452,10 +465,10 @@ static FA_DEVICE void fa_prepare(fa_args_in a, fa_lds lds)
         fa_share_extent(&one);
         delta = fa_sum8(delta);
         if (which == FA_DOUT_AT) {
-            Number dlse = fa_dlse_of<Number>(a, batch, head, r);
+            Number dlse = fa_dlse_of<KIND>(a, batch, head, r);
             one.norm = fa_fma((float)dlse, (float)dlse, one.norm);
             if (valid && (tid & 7) == 0) {
-                fa_set_row<Number>(a, start + r, head, delta, dlse);
+                fa_set_row<KIND>(a, start + r, head, delta, dlse);
             }
         } else if (which == FA_V_AT && a->dlse.data != nullptr) {
             one.norm = (one.norm + 1.0f) * 4.0f;

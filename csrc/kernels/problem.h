@@ -140,8 +140,8 @@ template <int KIND> static FA_DEVICE FA_NUMBER(KIND) fa_scale_log2(fa_args_in a)
 {
     const double log2_e = 1.4426950408889634;
 
-    return KIND == FA_F64 ? __builtin_fabs(a->scale) * log2_e
-                          : (double)a->scale_log2;
+    return FA_IS_DOUBLE(KIND) ? __builtin_fabs(a->scale) * log2_e
+                              : (double)a->scale_log2;
 }
 
 /* What a score is multiplied by to be in base 2, see FA_SHIFT. */

@@ -25,9 +25,9 @@ template <int KIND, int DIM, int OWN> struct fa_shape {
         CHUNK = FA_CHUNK_BYTES / FA_OPERAND(KIND), /* channels */
         CHUNKS = (DIM + CHUNK - 1) / CHUNK,
         OWN_BYTES = ROWS * FA_CHUNK_BYTES,
-        CHANNELS = DIM / 8,             /* of a sum, in one lane */
-        GROUP = KIND == FA_F64 ? 2 : 4, /* neighbours among them */
-        GROUPS = CHANNELS / GROUP,      /* 8 * GROUP channels apart */
+        CHANNELS = DIM / 8,                 /* of a sum, in one lane */
+        GROUP = FA_IS_DOUBLE(KIND) ? 2 : 4, /* neighbours among them */
+        GROUPS = CHANNELS / GROUP,          /* 8 * GROUP channels apart */
         SHARE_AREA = FA_THREADS * 8 * OWN
     };
 };
@@ -55,14 +55,13 @@ static FA_DEVICE void fa_clear_products(Number s[OWN][FA_WALKED])
     }
 }
 
-/* S += own . walked over the first `granules` granules of a chunk.  One
- * granule at a time: unrolling further makes the compiler hoist all LDS reads
- * and spill.  XOR with the granule's offset undoes the granule order that
- * stage.h describes. */
+/* S += own . walked over granules from .. to - 1 of a chunk.  One granule at a
+ * time: unrolling further makes the compiler hoist all LDS reads and spill.  XOR
+ * with the granule's offset undoes the granule order that stage.h describes. */
 template <int KIND, int OWN>
 static FA_DEVICE void fa_multiply_rows(FA_NUMBER(KIND) s[OWN][FA_WALKED],
-                                       fa_lds own, fa_lds walk, int granules,
-                                       uint32_t tid)
+                                       fa_lds own, fa_lds walk, int from,
+                                       int to, uint32_t tid)
 {
     uint32_t g = (tid >> 3) & 3;
     uint32_t c = tid & 7;
@@ -71,7 +70,7 @@ static FA_DEVICE void fa_multiply_rows(FA_NUMBER(KIND) s[OWN][FA_WALKED],
     uint32_t walk_base = c * FA_CHUNK_BYTES + (c << 4);
 
 #pragma unroll 1
-    for (int x = 0; x < granules * 16; x += 16) {
+    for (int x = from * 16; x < to * 16; x += 16) {
 #pragma unroll
         for (int half = 0; half < 16; half += 8) {
             u32x2 a[OWN];
@@ -97,27 +96,33 @@ static FA_DEVICE void fa_multiply_rows(FA_NUMBER(KIND) s[OWN][FA_WALKED],
     }
 }
 
-/* The same for one of several chunks.  fp32: summed apart and then added, so
- * that the roundings of long rows do not add up.  This must not depend on
- * the pass: the backward needs the forward's S to the bit. */
+/* The same for the first `granules` of a chunk.  fp32: 32 channels (of few: 16)
+ * are summed apart and then added, so that the roundings of long rows do not add
+ * up.  This must not depend on the pass: the backward needs the forward's S to
+ * the bit. */
 template <int KIND, int DIM, int OWN>
 static FA_DEVICE void fa_multiply_chunk(FA_NUMBER(KIND) s[OWN][FA_WALKED],
                                         fa_lds own, fa_lds walk, int granules,
                                         uint32_t tid)
 {
-    if constexpr (KIND == FA_F32 && DIM > 32) {
-        float part[OWN][FA_WALKED];
-        fa_clear_products<OWN>(part);
-        fa_multiply_rows<KIND, OWN>(part, own, walk, granules, tid);
+    if constexpr (KIND == FA_F32) {
+        enum { APART = DIM > 32 ? FA_CHUNK_GRANULES : FA_CHUNK_GRANULES / 2 };
+#pragma unroll 1
+        for (int from = 0; from < granules; from += APART) {
+            float part[OWN][FA_WALKED];
+            fa_clear_products<OWN>(part);
+            fa_multiply_rows<KIND, OWN>(
+                part, own, walk, from, fa_min_int(from + APART, granules), tid);
 #pragma unroll
-        for (int i = 0; i < OWN; i++) {
+            for (int i = 0; i < OWN; i++) {
 #pragma unroll
-            for (int j = 0; j < FA_WALKED; j++) {
-                s[i][j] += part[i][j];
+                for (int j = 0; j < FA_WALKED; j++) {
+                    s[i][j] += part[i][j];
+                }
             }
         }
     } else {
-        fa_multiply_rows<KIND, OWN>(s, own, walk, granules, tid);
+        fa_multiply_rows<KIND, OWN>(s, own, walk, 0, granules, tid);
     }
 }
 
@@ -185,7 +190,7 @@ template <int KIND>
 static FA_DEVICE u32x2 fa_share(const fa_weights<KIND> *w, int n)
 {
     u32x2 y;
-    if constexpr (KIND == FA_F64) {
+    if constexpr (FA_IS_DOUBLE(KIND)) {
         y = fa_bits<u32x2>(w->of[n]);
     } else {
         y.x = fa_bits<uint32_t>(w->of[2 * n]);
@@ -202,7 +207,7 @@ static FA_DEVICE void fa_add_group(FA_NUMBER(KIND) * sum, u32x2 unit, int slot,
     uint32_t w = slot == 0 ? unit.x : unit.y;
     uint32_t of[4] = {x.x, x.y, x.z, x.w};
 
-    if constexpr (KIND == FA_F64) {
+    if constexpr (FA_IS_DOUBLE(KIND)) {
         u32x2 half[2];
         half[0].x = x.x;
         half[0].y = x.y;
@@ -289,16 +294,34 @@ fa_clear_sums(FA_NUMBER(KIND) sum[OWN][fa_shape<KIND, DIM, OWN>::CHANNELS])
     }
 }
 
+/* sum += x, and what rounding takes from that to *rest (Knuth's two-sum), which
+ * is no number any more once the sum is NaN or Inf. */
+template <typename Number>
+static FA_DEVICE void fa_add_exactly(Number *sum, Number *rest, Number x)
+{
+    Number made = *sum + x;
+    Number part = made - *sum;
+
+    *rest += (*sum - (made - part)) + (x - part);
+    *sum = made;
+}
+
+/* rest: NULL, or what rounding took from `to`. */
 template <int KIND, int DIM, int OWN>
 static FA_DEVICE void
 fa_add_sums(FA_NUMBER(KIND) to[OWN][fa_shape<KIND, DIM, OWN>::CHANNELS],
+            FA_NUMBER(KIND) (*rest)[fa_shape<KIND, DIM, OWN>::CHANNELS],
             const FA_NUMBER(KIND) sum[OWN][fa_shape<KIND, DIM, OWN>::CHANNELS])
 {
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
 #pragma unroll
         for (int e = 0; e < fa_shape<KIND, DIM, OWN>::CHANNELS; e++) {
-            to[i][e] += sum[i][e];
+            if (rest != nullptr) {
+                fa_add_exactly(&to[i][e], &rest[i][e], sum[i][e]);
+            } else {
+                to[i][e] += sum[i][e];
+            }
         }
     }
 }
@@ -314,7 +337,7 @@ fa_add_share(FA_NUMBER(KIND) sum[OWN][fa_shape<KIND, DIM, OWN>::CHANNELS],
 {
     typedef fa_shape<KIND, DIM, OWN> shape;
     enum {
-        SLOTS = KIND == FA_F64 ? 1 : 2, /* of a unit */
+        SLOTS = FA_IS_DOUBLE(KIND) ? 1 : 2, /* of a unit */
         SLOT = FA_SLOT_BYTES(KIND, DIM),
         STRIDE = FA_THREADS *
             8 /* bytes from one owned row's unit to the next */

@@ -17,6 +17,11 @@
 #include "philox.h"
 #include "plane.h"
 
+/* Whether a pass for dQ that makes row sums (fa_args.row_sums) makes those alone,
+ * so that softcap's slope has no part in it. */
+#define FA_SUMS_ROWS(KIND, PASS) \
+    ((KIND) == FA_EXACT32 && (PASS) == FA_BACKWARD_Q)
+
 /* -- softcap --------------------------------------------------------------- */
 
 /* A capped score, and its derivative by what it was. */
@@ -97,9 +102,8 @@ static FA_DEVICE void fa_add_alibi(FA_NUMBER(KIND) s[OWN][FA_WALKED],
     typedef FA_NUMBER(KIND) number;
     enum { KV = PASS == FA_BACKWARD_KV };
     uint32_t at = fa_uniform(place);
-    number slope =
-        ((const FA_GLOBAL number *)
-             a->alibi)[(int64_t)(at >> 16) * a->alibi_batch + (at & 0xffff)];
+    number slope = ((const FA_GLOBAL FA_OUTER(
+        KIND) *)a->alibi)[(int64_t)(at >> 16) * a->alibi_batch + (at & 0xffff)];
     number walks[FA_WALKED];
 
 #pragma unroll
@@ -149,6 +153,7 @@ static FA_DEVICE void fa_make_scores(FA_NUMBER(KIND) s[OWN][FA_WALKED],
     if (a->softcap != 0) {
         number cap = fa_scalar((number)a->softcap);
         number inverse = fa_scalar((number)a->softcap_inverse);
+        bool turns = !FA_SUMS_ROWS(KIND, PASS) || a->row_sums == 0;
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
             number own = unit[i] * inverse;
@@ -161,7 +166,7 @@ static FA_DEVICE void fa_make_scores(FA_NUMBER(KIND) s[OWN][FA_WALKED],
                 fa_capped<number> one = fa_cap<KIND>(s[i][j], own, own_cap);
                 s[i][j] = one.score;
                 if (PASS == FA_BACKWARD_KV || PASS == FA_BACKWARD_Q) {
-                    turned[i][j] *= one.slope;
+                    turned[i][j] *= turns ? one.slope : (number)1;
                 }
             }
         }

@@ -28,12 +28,19 @@ static FA_DEVICE FA_NUMBER(KIND)
     return most < fa_fixed((number)FA_NONE) ? (number)0 : bias;
 }
 
+/* In fp32 the roundings of thousands of keys are most of what delta lacks, and
+ * so dQ.  256 channels leave no registers for that. */
+#define FA_KEEPS_RESTS(KIND, DIM) ((KIND) == FA_F32 && (DIM) < 256)
+
 /* What a lane knows of its rows: largest score so far, its part of the sum of
  * weights, and of the sum of values. */
 template <int KIND, int DIM, int OWN> struct fa_rows {
     FA_NUMBER(KIND) most[OWN];
     FA_NUMBER(KIND) sum[OWN]; /* see fa_sums_of */
     FA_NUMBER(KIND) out[OWN][fa_shape<KIND, DIM, OWN>::CHANNELS];
+    /* FA_KEEPS_RESTS: what rounding took from both. */
+    FA_NUMBER(KIND) rest_of_sum[OWN];
+    FA_NUMBER(KIND) rest[OWN][fa_shape<KIND, DIM, OWN>::CHANNELS];
 };
 
 /* A sink is a key that came first: its score, and its weight in one lane's part
@@ -46,10 +53,9 @@ static FA_DEVICE void fa_start_rows(fa_rows<KIND, DIM, OWN> *rows,
     typedef FA_NUMBER(KIND) number;
     bool with_sink = LEVEL == FA_FULL && a->sink != nullptr;
     bool mine = (tid & (FA_IS_HALF(KIND) ? 3 : 7)) == 0; /* see fa_sums_of */
-    number sink =
-        with_sink
-            ? ((const FA_GLOBAL number *)a->sink)[fa_uniform(place) & 0xffff]
-            : (number)0;
+    number sink = with_sink ? ((const FA_GLOBAL FA_OUTER(
+                                  KIND) *)a->sink)[fa_uniform(place) & 0xffff]
+                            : (number)0;
 
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
@@ -62,9 +68,11 @@ static FA_DEVICE void fa_start_rows(fa_rows<KIND, DIM, OWN> *rows,
                          : (number)0;
         rows->most[i] = most;
         rows->sum[i] = sum;
+        rows->rest_of_sum[i] = 0;
 #pragma unroll
         for (int e = 0; e < fa_shape<KIND, DIM, OWN>::CHANNELS; e++) {
             rows->out[i][e] = 0;
+            rows->rest[i][e] = 0;
         }
     }
 }
@@ -147,6 +155,13 @@ fa_softmax(fa_rows<KIND, DIM, OWN> *rows, FA_NUMBER(KIND) s[OWN][FA_WALKED],
             for (int e = 0; e < fa_shape<KIND, DIM, OWN>::CHANNELS; e++) {
                 rows->out[i][e] *= shrink;
             }
+            if constexpr (FA_KEEPS_RESTS(KIND, DIM)) {
+                rows->rest_of_sum[i] *= shrink;
+#pragma unroll
+                for (int e = 0; e < fa_shape<KIND, DIM, OWN>::CHANNELS; e++) {
+                    rows->rest[i][e] *= shrink;
+                }
+            }
         }
     }
     if (KIND == FA_F32 || fa_any(big > fa_fixed((number)FA_BIG_BIAS(KIND)))) {
@@ -172,7 +187,11 @@ fa_softmax(fa_rows<KIND, DIM, OWN> *rows, FA_NUMBER(KIND) s[OWN][FA_WALKED],
             sum += s[i][j];
         }
         fa_set_weights<KIND>(&p[i], s[i]);
-        rows->sum[i] += fa_sums_of<KIND>(sum, &p[i], tid);
+        if constexpr (FA_KEEPS_RESTS(KIND, DIM)) {
+            fa_add_exactly(&rows->sum[i], &rows->rest_of_sum[i], sum);
+        } else {
+            rows->sum[i] += fa_sums_of<KIND>(sum, &p[i], tid);
+        }
     }
 }
 

@@ -125,7 +125,7 @@ template <int KIND> static FA_DEVICE fa_steps fa_steps_of(const fa_matrix *x)
 /* -- one granule ----------------------------------------------------------- */
 
 /* wide: granule `granule` of row first + row, first uniform, as stored: 16
- * bytes, or 8 where 16 bits become fp32. */
+ * bytes, or 8 where elements are expanded. */
 template <int KIND>
 static FA_DEVICE u32x4 fa_load_wide(const fa_matrix *x, int first, int row,
                                     int granule)
@@ -178,7 +178,7 @@ static FA_DEVICE u32x4 fa_load_narrow(const fa_matrix *x, const fa_steps *steps,
             u32x2 both = *(const FA_GLOBAL u32x2 *)at;
             got[2 * e] = both.x & keep;
             got[2 * e + 1] = both.y & keep;
-        } else if constexpr (KIND == FA_F32) {
+        } else if constexpr (FA_ELEMENT(KIND) == 4) {
             uint32_t one = *(const FA_GLOBAL uint32_t *)at;
             got[e] = one & keep;
         } else {
@@ -216,6 +216,17 @@ static FA_DEVICE u32x4 fa_convert(int stored, u32x4 got, float scale)
         y.y = fa_bits<uint32_t>(fa_unpack_as(stored, got.x >> 16));
         y.z = fa_bits<uint32_t>(fa_unpack_as(stored, got.y));
         y.w = fa_bits<uint32_t>(fa_unpack_as(stored, got.y >> 16));
+        return y;
+    } else if constexpr (KIND == FA_EXACT32) {
+        /* Here, not where it was loaded, from where on it would take twice the
+         * registers. */
+        u32x2 low = fa_bits<u32x2>((double)fa_bits<float>(fa_opaque(got.x)));
+        u32x2 high = fa_bits<u32x2>((double)fa_bits<float>(fa_opaque(got.y)));
+        u32x4 y;
+        y.x = low.x;
+        y.y = low.y;
+        y.z = high.x;
+        y.w = high.y;
         return y;
     }
     return got;
@@ -278,9 +289,9 @@ static FA_DEVICE void fa_store_row(fa_lds tile, const fa_matrix *x, int first,
 {
     got = fa_convert<KIND>(x->stored, got, scale);
     got = fa_zero_unless(first + row < x->rows, got);
-    got.x ^= KIND == FA_F64 ? 0 : flip;
+    got.x ^= FA_IS_DOUBLE(KIND) ? 0 : flip;
     got.y ^= flip;
-    got.z ^= KIND == FA_F64 ? 0 : flip;
+    got.z ^= FA_IS_DOUBLE(KIND) ? 0 : flip;
     got.w ^= flip;
     fa_lds_store4(
         tile + row * FA_CHUNK_BYTES + (((tid & 7) ^ (row & MASK)) << 4), got);

@@ -43,7 +43,7 @@ struct fa_layout {
         COLUMNS_AT = STAYS ? WALK_AT : 0,
         TILES = WALK_AT + FA_WALK_BYTES,
         /* Fewer stages need fewer scalar registers. */
-        MORE = KIND == FA_F64 && DIM > 128,
+        MORE = FA_IS_DOUBLE(KIND) && DIM > 128,
         FITS = (TILES - COLUMNS_AT) / FA_SHARE_BYTES(KIND, DIM),
         FIT = FITS < MOST ? (int)FITS : (int)MOST,
         SHARES = FIT >= FA_SHARES(KIND) ? FA_SHARES(KIND)
@@ -239,10 +239,11 @@ fa_walk_rows(typename L::number s[L::OWN][FA_WALKED], fa_args_in a,
 /* sum += weights * rows.  The first stage is in `staged`.  scale: FA_BF16, of
  * the columns.  clear: see fa_commit_columns; returns what it does.  APART: these
  * rows are summed before they are added, because the roundings of thousands of
- * rows add up. */
+ * rows add up; rest: NULL, or those of the sums of sums. */
 template <typename L, bool APART>
 static FA_DEVICE bool
 fa_walk_columns(typename L::number sum[L::OWN][L::shape::CHANNELS],
+                typename L::number (*rest)[L::shape::CHANNELS],
                 const fa_weights<L::KIND> weights[L::OWN], fa_args_in a,
                 fa_lds lds, const fa_tile *walked, float scale, bool clear,
                 fa_staged<L> *staged, const fa_next *next, bool active,
@@ -284,7 +285,7 @@ fa_walk_columns(typename L::number sum[L::OWN][L::shape::CHANNELS],
         *thread = tid;
     }
     if (APART) {
-        fa_add_sums<KIND, DIM, L::OWN>(sum, tile);
+        fa_add_sums<KIND, DIM, L::OWN>(sum, rest, tile);
     }
     return found;
 }

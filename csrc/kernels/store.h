@@ -43,7 +43,7 @@ static FA_DEVICE FA_NUMBER(KIND) fa_rounded(int stored, FA_NUMBER(KIND) x)
         return x;
     }
     return stored == FA_F32
-               ? x
+               ? (FA_NUMBER(KIND))(float)x
                : fa_unpack_as(stored, fa_pack_as(stored, (float)x, 0.0f));
 }
 
@@ -55,9 +55,10 @@ static FA_DEVICE void fa_store_element(fa_global_out at, int stored,
     if constexpr (KIND == FA_F64) {
         *(FA_GLOBAL double *)at = x;
     } else if (stored == FA_F32) {
-        *(FA_GLOBAL float *)at = x;
+        *(FA_GLOBAL float *)at = (float)x;
     } else {
-        *(FA_GLOBAL uint16_t *)at = (uint16_t)fa_pack_as(stored, x, 0.0f);
+        *(FA_GLOBAL uint16_t *)at =
+            (uint16_t)fa_pack_as(stored, (float)x, 0.0f);
     }
 }
 
@@ -68,7 +69,7 @@ static FA_DEVICE void fa_store_wide(const fa_output *to, int row,
                                     const FA_NUMBER(KIND) x[DIM / 8],
                                     uint32_t tid)
 {
-    enum { GROUP = KIND == FA_F64 ? 2 : 4 };
+    enum { GROUP = FA_IS_DOUBLE(KIND) ? 2 : 4 };
     int bytes = fa_bytes_of(to->stored);
     fa_global_out at =
         to->base + row * to->row * bytes + fa_channel(GROUP, tid, 0) * bytes;
@@ -87,13 +88,14 @@ static FA_DEVICE void fa_store_wide(const fa_output *to, int row,
         if (to->adds) {
 #pragma unroll
             for (int e = 0; e < GROUP; e++) {
-                part[e] += ((FA_GLOBAL FA_NUMBER(KIND) *)at)[8 * GROUP * u + e];
+                part[e] += ((FA_GLOBAL FA_OUTER(KIND) *)at)[8 * GROUP * u + e];
             }
         }
         if (KIND == FA_F64 || to->stored == FA_F32) {
 #pragma unroll
             for (int e = 0; e < GROUP; e++) {
-                ((FA_GLOBAL FA_NUMBER(KIND) *)at)[8 * GROUP * u + e] = part[e];
+                ((FA_GLOBAL FA_OUTER(KIND) *)at)[8 * GROUP * u + e] =
+                    (FA_OUTER(KIND))part[e];
             }
         } else {
             u32x2 y;
@@ -115,7 +117,7 @@ static FA_DEVICE void fa_store_narrow(const fa_output *to, int row,
                                       bool valid, fa_lds lds, uint32_t tid)
 {
     enum {
-        GROUP = KIND == FA_F64 ? 2 : 4,
+        GROUP = FA_IS_DOUBLE(KIND) ? 2 : 4,
         GROUPS = DIM / 8 / GROUP,
         FIT = LDS_BYTES / (FA_THREADS * 16), /* groups of every lane */
         ONCE = FIT < GROUPS ? FIT : GROUPS,
@@ -142,7 +144,7 @@ static FA_DEVICE void fa_store_narrow(const fa_output *to, int row,
             fa_global_out one = at + (u0 * 8 * GROUP + e) * step;
             FA_NUMBER(KIND) y = ((FA_LDS FA_NUMBER(KIND) *)own)[e];
             if (to->adds) {
-                y += *(FA_GLOBAL FA_NUMBER(KIND) *)one;
+                y += *(FA_GLOBAL FA_OUTER(KIND) *)one;
             }
             fa_store_element<KIND>(one, to->stored, y);
         }

@@ -46,7 +46,8 @@ template <int KIND, int DIM, int OWN, int PASS> struct fa_walk {
     FA_NUMBER(KIND) first_sum[OWN][DIM / 8];  /* dK, or dQ: of dS and X */
     FA_NUMBER(KIND) second_sum[OWN][DIM / 8]; /* dV: of P and Y */
     fa_own_numbers<KIND, OWN> own;
-    fa_due<OWN> due; /* FA_EVENS_OUT */
+    fa_due<OWN> due;              /* FA_EVENS_OUT */
+    FA_NUMBER(KIND) row_sum[OWN]; /* FA_SUMS_ROWS: of dS */
     FA_NUMBER(KIND) scale_log2;
     float lift;    /* see fa_lift */
     float x_scale; /* FA_BF16: of columns of X, and of Y */
@@ -257,6 +258,9 @@ fa_weigh(fa_walk<KIND, DIM, OWN, PASS> *walk, FA_NUMBER(KIND) s[OWN][FA_WALKED],
                 if constexpr (FA_IS_HALF(KIND)) {
                     dp[i][j] *= walk->lift;
                 }
+            }
+            if constexpr (FA_SUMS_ROWS(KIND, PASS)) {
+                walk->row_sum[i] += fa_sum_walked(dp[i]);
             }
             fa_set_weights<KIND>(&ds[i], dp[i]);
         }

@@ -174,7 +174,7 @@ PyObject *fa_module_forward(PyObject *module, PyObject *const *args,
         ARGS
     };
     where w;
-    fa_problem p = {.strict_bf16 = fa_state_strict_bf16()};
+    fa_problem p = {.lse = NULL};
     fa_plan plan;
     fa_counts counts = {.late = NULL};
     fa_error error;
@@ -183,6 +183,7 @@ PyObject *fa_module_forward(PyObject *module, PyObject *const *args,
     int64_t bytes = 0;
     (void)module;
 
+    fa_state_choose(&p);
     if (fa_check_count("forward", count, FEATURES, ARGS) ||
         parse_where(args, &w) || fa_parse_pointer(args[Q_PTR], &p.q.data) ||
         fa_parse_pointer(args[K_PTR], &p.k.data) ||
@@ -253,7 +254,7 @@ PyObject *fa_module_backward(PyObject *module, PyObject *const *args,
         ARGS
     };
     where w;
-    fa_problem p = {.strict_bf16 = fa_state_strict_bf16()};
+    fa_problem p = {.lse = NULL};
     fa_gradients g = {.wanted = 0};
     fa_plan plan;
     fa_counts counts = {.late = NULL};
@@ -264,6 +265,7 @@ PyObject *fa_module_backward(PyObject *module, PyObject *const *args,
     bool grads_fp32 = false;
     (void)module;
 
+    fa_state_choose(&p);
     if (fa_check_count("backward", count, FEATURES, ARGS) ||
         parse_where(args, &w) || fa_parse_bool(args[GRADS_FP32], &grads_fp32) ||
         fa_parse_wanted(args[WANTED], &g.wanted) ||
@@ -434,7 +436,7 @@ static fa_status plan_alone(fa_problem *p, uint32_t wanted, bool grads_fp32,
                             fa_plan *plan, fa_error *error)
 {
     fa_gradients g = {.wanted = wanted};
-    p->strict_bf16 = fa_state_strict_bf16();
+    fa_state_choose(p);
     fa_tensor_like(&p->q, p->v.size[3], &p->out);
     if (wanted == 0) {
         return fa_plan_forward(p, plan, error);

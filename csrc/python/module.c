@@ -2,7 +2,8 @@
  *
  *   class Error(ValueError): "an argument that configure() or plan() refuses"
  *
- *   def configure(code_dir, sim_library, mode, sim_arch, bf16="auto"):
+ *   def configure(code_dir, sim_library, mode, sim_arch, bf16="auto",
+ *                 fp32="auto"):
  *       "Where code objects and the simulator lie, who runs what (auto, sim,
  *        standin, null, off), whom to ask for the simulated architecture, and
  *        whether bfloat16 may go through fp16 (auto, strict).
@@ -47,12 +48,13 @@ static PyObject *module_configure(PyObject *module, PyObject *args)
     PyObject *sim_library = NULL;
     const char *mode = NULL;
     const char *bf16 = "auto";
+    const char *fp32 = "auto";
     PyObject *sim_arch = NULL; /* borrowed */
     PyObject *result = NULL;
     fa_error error;
-    if (!PyArg_ParseTuple(args, "O&O&sO|s:configure", PyUnicode_FSConverter,
+    if (!PyArg_ParseTuple(args, "O&O&sO|ss:configure", PyUnicode_FSConverter,
                           &code_dir, PyUnicode_FSConverter, &sim_library, &mode,
-                          &sim_arch, &bf16)) {
+                          &sim_arch, &bf16, &fp32)) {
         goto done;
     }
     if (!PyCallable_Check(sim_arch)) {
@@ -63,7 +65,7 @@ static PyObject *module_configure(PyObject *module, PyObject *args)
     }
     if (fa_state_configure(PyBytes_AsString(code_dir),
                            PyBytes_AsString(sim_library), mode, sim_arch, bf16,
-                           &error) != FA_OK) {
+                           fp32, &error) != FA_OK) {
         fa_raise_error(module, &error);
         goto done;
     }

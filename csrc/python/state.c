@@ -28,6 +28,7 @@ typedef struct setup {
     fa_runtime *runtime;
     mode mode;
     bool strict_bf16;
+    fa_fp32 fp32;
 } setup;
 
 static setup *setups; /* all of them, under the GIL */
@@ -36,9 +37,12 @@ static PyObject *sim_arch_function; /* under the GIL */
 
 fa_status fa_state_configure(const char *code_dir, const char *sim_library,
                              const char *mode_name, PyObject *sim_arch,
-                             const char *bf16, fa_error *error)
+                             const char *bf16, const char *fp32,
+                             fa_error *error)
 {
+    static const char *const ways[] = {"auto", "fast", "exact"};
     const bool strict = strcmp(bf16, "strict") == 0;
+    int way = FA_FP32_AUTO;
     fa_runtime *runtime = NULL;
     setup *found = NULL;
     int wanted = 0;
@@ -55,12 +59,21 @@ fa_status fa_state_configure(const char *code_dir, const char *sim_library,
         return fa_fail(error, FA_EINVAL,
                        "bf16: expected auto or strict, got %.80s", bf16);
     }
+    while (way <= FA_FP32_EXACT && strcmp(fp32, ways[way]) != 0) {
+        way++;
+    }
+    if (way > FA_FP32_EXACT) {
+        return fa_fail(error, FA_EINVAL,
+                       "fp32: expected auto, fast or exact, got %.80s", fp32);
+    }
     for (setup *s = setups; s != NULL && found == NULL; s = s->next) {
         if (strcmp(fa_runtime_code_dir(s->runtime), code_dir) == 0 &&
             strcmp(fa_runtime_sim_library(s->runtime), sim_library) == 0) {
             runtime = s->runtime; /* the modes do not matter to it */
-            found =
-                s->mode == (mode)wanted && s->strict_bf16 == strict ? s : NULL;
+            found = s->mode == (mode)wanted && s->strict_bf16 == strict &&
+                            s->fp32 == (fa_fp32)way
+                        ? s
+                        : NULL;
         }
     }
     if (found == NULL) {
@@ -76,7 +89,7 @@ fa_status fa_state_configure(const char *code_dir, const char *sim_library,
                 return status;
             }
         }
-        *found = (setup){setups, runtime, (mode)wanted, strict};
+        *found = (setup){setups, runtime, (mode)wanted, strict, (fa_fp32)way};
         setups = found;
     }
     PyObject *old = sim_arch_function;
@@ -87,10 +100,11 @@ fa_status fa_state_configure(const char *code_dir, const char *sim_library,
     return FA_OK;
 }
 
-bool fa_state_strict_bf16(void)
+void fa_state_choose(fa_problem *p)
 {
     const setup *s = atomic_load(&current);
-    return s != NULL && s->strict_bf16;
+    p->strict_bf16 = s != NULL && s->strict_bf16;
+    p->fp32 = s != NULL ? s->fp32 : FA_FP32_AUTO;
 }
 
 fa_status fa_state_backend(bool is_cuda, fa_runtime **runtime,

@@ -147,7 +147,7 @@ static void parse_numbers(const uint64_t *options, fa_problem *p)
                                    : (int)causal;
     p->window_left = fa_torch_as_int(options[FA_OPTION_WINDOW_LEFT]);
     p->window_right = fa_torch_as_int(options[FA_OPTION_WINDOW_RIGHT]);
-    p->strict_bf16 = fa_state_strict_bf16();
+    fa_state_choose(p);
     p->features.softcap = fa_torch_as_double(options[FA_OPTION_SOFTCAP]);
     p->features.dropout_p = fa_torch_as_double(options[FA_OPTION_DROPOUT_P]);
     p->features.sink_keys = fa_torch_as_int(options[FA_OPTION_SINK_KEYS]);

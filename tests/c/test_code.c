@@ -159,8 +159,9 @@ static void the_preparing_kernels_lie_with_their_own_arithmetic(test_run *run)
     for (int i = 0; i < FA_VARIANT_COUNT; i++) {
         const fa_variant *v = &fa_variants[i];
         if (v->pass == FA_PREPARE) {
-            const bool reads_double = (v->reads & FA_READS_F64) != 0;
-            CHECK(run, v->arith == (reads_double ? FA_F64 : FA_F32));
+            const bool in_double =
+                v->reads == FA_READS_F64 || v->reads == FA_READS_F32;
+            CHECK(run, v->arith == (in_double ? FA_F64 : FA_F32));
         }
     }
 }

@@ -281,6 +281,34 @@ static void row_sums_go_from_one_pass_to_the_next(test_run *run)
     CHECK(run, call.args.out.data == NULL && call.args.dout.data == NULL);
 }
 
+static void of_float32_in_float64_row_sums_come_before_dq(test_run *run)
+{
+    fa_problem p = test_problem(1, 2, 1, 40, 40, 40);
+    test_retype(&p, FA_F32);
+    p.lse = (void *)0xb000;
+    fa_gradients g = test_gradients(&p, FA_WANT_DQ | FA_WANT_DK);
+    g.dq.data = (void *)0x9000;
+    const fa_plan plan = test_plan_backward(run, &p, &g);
+    fa_call call;
+    if (!CHECK(run, plan.count == 5)) {
+        return;
+    }
+    for (int i = 0; i < plan.count; i++) {
+        fa_call_fill(&p, &g, &plan, &plan.step[i], workspace, &call);
+        const uint32_t access = i == 0             ? FA_WRITE
+                                : i == 1 || i == 2 ? FA_READ | FA_WRITE
+                                                   : FA_READ;
+        CHECK(run, (call.args.dq.data != NULL) == (i == 3));
+        CHECK(run, call.args.row_sums == (i == 1 || i == 2));
+        CHECK(run, bytes_at(&call, call.args.rows, access) == 8);
+        CHECK(run, elements_at(&call, call.args.rows) ==
+                       (int64_t)80 * FA_ROW_NUMBERS);
+        if (i == 0) {
+            CHECK(run, bytes_at(&call, p.lse, FA_READ) == 4);
+        }
+    }
+}
+
 static void row_sums_without_dq_are_made_where_it_would_be(test_run *run)
 {
     fa_problem p = test_problem(2, 4, 2, 200, 300, 40);
@@ -655,6 +683,7 @@ void test_features(test_run *run)
     RUN(run, dsink_alone_needs_no_gradient_pass_but_for_row_sums);
     RUN(run, delta_is_corrected_for_what_is_stored_in_fp32);
     RUN(run, row_sums_go_from_one_pass_to_the_next);
+    RUN(run, of_float32_in_float64_row_sums_come_before_dq);
     RUN(run, row_sums_without_dq_are_made_where_it_would_be);
     RUN(run, diagonals_say_what_masks_and_windows_say);
     RUN(run, open_windows_have_the_diagonals_of_no_window);

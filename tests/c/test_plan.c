@@ -72,6 +72,7 @@ static void every_row_of_the_table_is_chosen_for_its_own_head_dim(test_run *run)
                 fa_problem p = test_problem(2, 4, 2, 200, 100, v->dim);
                 test_retype(&p, (fa_dtype)dtype);
                 p.strict_bf16 = strict == 1;
+                p.fp32 = strict == 1 ? FA_FP32_EXACT : FA_FP32_FAST;
                 const bool full = v->level == FA_FULL;
                 if (full) {
                     test_add_bias(&p, dtype == FA_F64 ? FA_F64 : FA_F32);
@@ -222,6 +223,121 @@ static void others_go_over_queries_first_for_the_delta_of_dk(test_run *run)
         for (int k = 0; k < plan.count; k++) {
             CHECK(run, plan.step[k].row_sums == (sums && (k == 1 || k == 2)));
         }
+    }
+}
+
+/* Of 2^22 multiply-adds in a forward, or those of `more` keys more. */
+static fa_problem small_float32(int64_t more)
+{
+    fa_problem p = test_problem(1, 2, 1, 128, 128 + more, 64);
+    test_retype(&p, FA_F32);
+    return p;
+}
+
+static void small_problems_of_float32_are_computed_in_float64(test_run *run)
+{
+    static const struct {
+        fa_fp32 fp32;
+        bool small;
+        bool large;
+    } cases[] = {{FA_FP32_AUTO, true, false},
+                 {FA_FP32_FAST, false, false},
+                 {FA_FP32_EXACT, true, true}};
+    const fa_variant *exact = row_of(FA_FULL, FA_FORWARD, FA_F64, FA_F32, 64);
+    const fa_variant *fast = row(FA_FORWARD, FA_F32, FA_F32, 64);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        for (int64_t more = 0; more < 2; more++) {
+            fa_problem p = small_float32(more);
+            p.fp32 = cases[i].fp32;
+            const bool is = more == 0 ? cases[i].small : cases[i].large;
+            const fa_plan plan = test_plan_forward(run, &p);
+            check_steps(run, &plan, 1,
+                        &(expected_step){is ? exact : fast, 0, 0});
+            CHECK(run, plan.workspace.bytes == 0);
+            test_add_features(&p, FA_HAS_SOFTCAP);
+            CHECK(run,
+                  test_plan_forward(run, &p).step[0].variant ==
+                      (is ? exact
+                          : row_of(FA_FULL, FA_FORWARD, FA_F32, FA_F32, 64)));
+        }
+    }
+}
+
+static void other_types_do_not_ask_how_float32_is_computed(test_run *run)
+{
+    static const fa_dtype types[] = {FA_F16, FA_BF16, FA_F64};
+    for (int i = 0; i < 3; i++) {
+        fa_problem p = small_float32(0);
+        test_retype(&p, types[i]);
+        const fa_plan usual = test_plan_forward(run, &p);
+        p.fp32 = FA_FP32_EXACT;
+        const fa_plan exact = test_plan_forward(run, &p);
+        CHECK(run, exact.count == usual.count);
+        CHECK(run, exact.step[0].variant == usual.step[0].variant);
+    }
+}
+
+/* Delta of a float32 output would be the largest error by far. */
+static void float32_in_float64_takes_the_corrected_delta(test_run *run)
+{
+    const fa_problem p = small_float32(0);
+    const fa_variant *of_rows = row(FA_PREPARE, FA_F64, FA_F32, 1);
+    const expected_step prepare = {of_rows, FA_SET_DOUT, 0};
+    const fa_variant *kv_row =
+        row_of(FA_FULL, FA_BACKWARD_KV, FA_F64, FA_F32, 64);
+    const fa_variant *q_row =
+        row_of(FA_FULL, FA_BACKWARD_Q, FA_F64, FA_F32, 64);
+    const expected_step kv = {kv_row, 0, 0};
+    const expected_step q = {q_row, 0, 0};
+    for (uint32_t wanted = 1; wanted <= ALL; wanted++) {
+        const fa_gradients g = test_gradients(&p, wanted);
+        const fa_plan plan = test_plan_backward(run, &p, &g);
+        const bool dq = (wanted & FA_WANT_DQ) != 0;
+        const bool keys = (wanted & (FA_WANT_DK | FA_WANT_DV)) != 0;
+        char symbols[FA_SYMBOLS_CHARS];
+        char expected[FA_SYMBOLS_CHARS];
+        fa_plan_symbols(&plan, symbols);
+        if (wanted == FA_WANT_DV) {
+            check_steps(run, &plan, 2, (expected_step[]){prepare, kv});
+            snprintf(expected, sizeof expected, "%s", kv_row->symbol);
+        } else if (!dq) {
+            check_steps(run, &plan, 4,
+                        (expected_step[]){prepare, q, prepare, kv});
+            snprintf(expected, sizeof expected, "%s+%s", q_row->symbol,
+                     kv_row->symbol);
+        } else {
+            check_steps(run, &plan, keys ? 5 : 4,
+                        (expected_step[]){prepare, q, prepare, q, kv});
+            snprintf(expected, sizeof expected, "%s%s%s", q_row->symbol,
+                     keys ? "+" : "", keys ? kv_row->symbol : "");
+        }
+        CHECK(run, strcmp(symbols, expected) == 0);
+        for (int k = 0; k < plan.count; k++) {
+            const bool sums = wanted != FA_WANT_DV && (k == 1 || k == 2);
+            CHECK(run, plan.step[k].row_sums == sums);
+            CHECK(run, plan.step[k].sums_only == (dq && k == 1));
+        }
+        CHECK(run, plan.workspace.bytes ==
+                       (size_t)2 * 128 * FA_ROW_NUMBERS * sizeof(double));
+    }
+}
+
+static void dbias_of_float32_in_float64_follows_once(test_run *run)
+{
+    fa_problem p = small_float32(0);
+    test_add_bias(&p, FA_F32);
+    const fa_variant *bias =
+        row_of(FA_FULL, FA_BACKWARD_BIAS, FA_F64, FA_F32, 64);
+    for (int i = 0; i < 2; i++) {
+        const uint32_t wanted = FA_WANT_DBIAS | (i == 0 ? ALL : 0U);
+        const fa_gradients g = test_gradients(&p, wanted);
+        const fa_plan plan = test_plan_backward(run, &p, &g);
+        int prepares = 0;
+        for (int k = 0; k < plan.count; k++) {
+            prepares += plan.step[k].variant->pass == FA_PREPARE;
+        }
+        CHECK(run, plan.count == (i == 0 ? 6 : 4) && prepares == 2);
+        CHECK(run, plan.step[plan.count - 1].variant == bias);
     }
 }
 
@@ -496,6 +612,10 @@ void test_plan(test_run *run)
     RUN(run, strict_bfloat16_runs_in_float32_arithmetic);
     RUN(run, float64_goes_over_keys_then_queries);
     RUN(run, others_go_over_queries_first_for_the_delta_of_dk);
+    RUN(run, small_problems_of_float32_are_computed_in_float64);
+    RUN(run, other_types_do_not_ask_how_float32_is_computed);
+    RUN(run, float32_in_float64_takes_the_corrected_delta);
+    RUN(run, dbias_of_float32_in_float64_follows_once);
     RUN(run, a_backward_of_bfloat16_repeats_both_passes);
     RUN(run, only_the_passes_of_wanted_gradients_run);
     RUN(run, every_legal_problem_has_its_kernels);

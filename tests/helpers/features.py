@@ -83,7 +83,7 @@ class Problem:
     dout: torch.Tensor
     features: Features = NOTHING
     dlse: Optional[torch.Tensor] = None
-    strict: bool = False  # bfloat16 in float32 arithmetic
+    strict: bool = False  # in wider arithmetic: _BF16=strict, _FP32=exact
 
     def __repr__(self):  # in reports of failures
         f = self.features
@@ -378,6 +378,9 @@ def symbol(p, kind):
     """The kernel that serves a problem: "fwd", "bwd_kv", "bwd_q" or "bwd_bias"."""
     dim, dtype = max(p.q.size(3), p.v.size(3)), p.q.dtype
     few = dtype is torch.float16 and p.q.size(3) < FEW_CHANNELS
+    if p.strict and dtype is torch.float32:
+        bucket = next(b for b in (64, 128, 256) if b >= dim)
+        return f"fa_{kind}_exact32_d{bucket}_full"
     if not p.full:
         if few:
             return f"fa_{kind}_exact16_d{family_of(dtype, dim).dim}_plain"
@@ -393,10 +396,8 @@ def symbol(p, kind):
 
 
 def as_chosen(p):
-    """bf16 goes the way that the problem says."""
-    if not p.strict:
-        return contextlib.nullcontext()
-    return chosen(family_of(p.q.dtype, 8, strict=True))
+    """bf16 and fp32 go the way that the problem says."""
+    return chosen(family_of(p.q.dtype, 8, strict=p.strict))
 
 
 class Saved(NamedTuple):
@@ -426,7 +427,9 @@ def symbols(p, wanted):
     """What last_call() says of a backward."""
     # Delta is corrected by what dS add up to in the pass of dQ, which for dK comes
     # first.
-    keys_too = p.q.dtype is not torch.float64 and wanted & WANT_DK
+    exact_32 = p.strict and p.q.dtype is torch.float32
+    corrected = WANT_DK | WANT_DQ if exact_32 else WANT_DK
+    keys_too = p.q.dtype is not torch.float64 and wanted & corrected
     wide = p.q.dtype is not torch.float64 and wanted & (WANT_DBIAS | WANT_DSINK)
     kinds = []
     if wanted & (WANT_DK | WANT_DV):

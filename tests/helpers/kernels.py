@@ -43,7 +43,7 @@ class Family(NamedTuple):
     name: str
     dtype: torch.dtype
     dim: int
-    strict: bool  # FLASH_ATTN_ROCM_BF16=strict chooses them
+    strict: bool  # in wider arithmetic: FLASH_ATTN_ROCM_BF16=strict or _FP32=exact
     forward: str  # symbols
     keys: str
     queries: str
@@ -66,9 +66,10 @@ def _families():
         for arith in ("float16", "float32", "float64"):
             own = [r for r in rows if r["arith"] == arith]
             other = any(r["arith"] != arith for r in rows)
-            strict = dtype == "bfloat16" and arith == "float32" and other
+            wider = {"bfloat16": "float32", "float32": "float64"}
+            strict = wider.get(dtype) == arith and other
             half = dtype in ("float16", "bfloat16")
-            exact_rows = "_exact" if half and arith == "float32" else ""
+            exact_rows = "_exact" if strict or (half and arith == "float32") else ""
             for dim in sorted({r["dim"] for r in own}):
                 three = [
                     _first(own, kind, dim)
@@ -145,18 +146,29 @@ def serving(p, family=None):
 
 @contextlib.contextmanager
 def chosen(family):
-    """bf16 goes the way of the family."""
-    if not family.strict:
+    """bf16 and fp32 go the way of the family, however small the problem is."""
+    if not family.strict and family.dtype is not torch.float32:
         yield
         return
-    before = config.bf16
-    try:
-        object.__setattr__(config, "bf16", "strict")
+    with configured(*(("strict", "exact") if family.strict else ("auto", "fast"))):
+        yield
+
+
+@contextlib.contextmanager
+def configured(bf16, fp32):
+    """The settings of FLASH_ATTN_ROCM_BF16 and FLASH_ATTN_ROCM_FP32."""
+    before = config.bf16, config.fp32
+
+    def configure(own):
+        object.__setattr__(config, "bf16", own[0])
+        object.__setattr__(config, "fp32", own[1])
         _ops.configure(config.device)
+
+    try:
+        configure((bf16, fp32))
         yield
     finally:
-        object.__setattr__(config, "bf16", before)
-        _ops.configure(config.device)
+        configure(before)
 
 
 @dataclasses.dataclass(repr=False)
@@ -292,8 +304,11 @@ def forward(p, family=None, *, with_lo=True, strides=None):
 
 def symbols(family, wanted):
     """What last_call() says of a backward."""
-    # dK takes the delta that the pass of dQ corrects.
-    first = family.dtype is not torch.float64 and wanted & WANT_DK
+    # dK takes the delta that the pass of dQ corrects, and float32 in float64
+    # arithmetic dQ, too.
+    exact_32 = family.strict and family.dtype is torch.float32
+    corrected = WANT_DK | WANT_DQ if exact_32 else WANT_DK
+    first = family.dtype is not torch.float64 and wanted & corrected
     keys = family.keys if wanted & (WANT_DK | WANT_DV) else ""
     queries = family.queries if first or wanted & WANT_DQ else ""
     return "+".join(filter(None, (queries, keys) if first else (keys, queries)))

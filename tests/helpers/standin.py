@@ -226,9 +226,11 @@ def _rows(kind, short):
     ]
 
 
-def configure(code_dir, sim_library, mode, sim_arch, bf16="auto"):
+def configure(code_dir, sim_library, mode, sim_arch, bf16="auto", fp32="auto"):
     if bf16 not in ("auto", "strict"):
         raise Error(f"bf16: expected auto or strict, got {bf16}")
+    if fp32 not in ("auto", "fast", "exact"):
+        raise Error(f"fp32: expected auto, fast or exact, got {fp32}")
     _settings.update(mode=mode, bf16=bf16)
 
 
