@@ -153,7 +153,8 @@ SIGHTS = {
     "right": dict(causal=NONE, window_right=7),
 }
 DIMENSIONS = {
-    "kind": tuple(KINDS),
+    # Float32 in float64 gets the problems of float32.
+    "kind": tuple(kind for kind in KINDS if kind != "f32_exact"),
     "sight": tuple(SIGHTS),
     "bias": (
         *("none", "full", "keys", "rows_keys"),
