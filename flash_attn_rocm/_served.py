@@ -73,9 +73,15 @@ def gradients_by_torch(
     features: Features,
 ) -> _chunked.Five:
     """What bwd gives, in float64: to be rounded."""
-    wide = (t.double() for t in (q, k, v, dout))
-    wide_dlse = None if dlse is None else dlse.double()
-    return _chunked.first_order(_chunked.Call(*wide, wide_dlse, features))
+    call = _chunked.Call(
+        q.double(),
+        k.double(),
+        v.double(),
+        dout.double(),
+        None if dlse is None else dlse.double(),
+        features,
+    )
+    return _chunked.first_order(call)
 
 
 def _set_residue(
