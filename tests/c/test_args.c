@@ -55,6 +55,7 @@ static void set_up(fixture *f, fa_dtype dtype, uint32_t wanted)
     f->p.out_lo = address(AT_RESIDUE);
     f->p.scale = -0.25;
     f->p.causal = FA_CAUSAL_BOTTOM_RIGHT;
+    f->p.fp32 = FA_FP32_FAST;
     f->g = test_gradients(&f->p, wanted);
     f->g.dout.data = address(AT_DOUT);
     f->g.dq.data = address(AT_DQ);
@@ -409,6 +410,67 @@ static void gradients_that_are_not_wanted_have_no_address(test_run *run)
     check_tensors(run, &f, inputs | FA_SET_DK, FA_SET_DK, 1);
 }
 
+/* The type of the numbers of queries that a call names. */
+static fa_dtype rows_dtype(test_run *run, const fa_call *call)
+{
+    for (size_t i = 0; i < call->access_count; i++) {
+        if (call->access[i].tensor->data == call->args.rows) {
+            return call->access[i].tensor->dtype;
+        }
+    }
+    CHECK(run, false);
+    return FA_F16;
+}
+
+static void float32_in_float64_makes_sums_without_dq_first(test_run *run)
+{
+    const uint32_t inputs = FA_SET_Q | FA_SET_K | FA_SET_V | FA_SET_DOUT;
+    /* dk and dv are not read: double needs not put sums away. */
+    static const uint32_t writes[] = {0, 0, 0, FA_SET_DQ,
+                                      FA_SET_DK | FA_SET_DV};
+    fixture f;
+    set_up(&f, FA_F32, ALL);
+    f.p.fp32 = FA_FP32_EXACT;
+    plan_backward(run, &f);
+    if (!CHECK(run, f.plan.count == 5)) {
+        return;
+    }
+    for (int step = 0; step < 5; step++) {
+        const fa_args *args = fill(&f, step);
+        const uint32_t reads = step == 0   ? FA_SET_DOUT | FA_SET_OUT
+                               : step == 2 ? 0
+                                           : inputs;
+        const bool prepares = step == 0 || step == 2; /* lse lse_lo dlse */
+        check_tensors(run, &f, reads, writes[step], prepares ? 1 + 3 : 1);
+        CHECK(run, args->row_sums == (step == 1 || step == 2));
+        CHECK(run, args->stored == FA_F32 && args->stored_grad == FA_F32);
+        CHECK(run, rows_dtype(run, &f.call) == FA_F64);
+        CHECK(run, access_to(&f.call, args->rows) == (step == 0 ? FA_WRITE
+                                                      : args->row_sums == 1
+                                                          ? FA_READ | FA_WRITE
+                                                          : FA_READ));
+    }
+    f.p.fp32 = FA_FP32_FAST;
+    plan_backward(run, &f);
+    fill(&f, 1);
+    check_tensors(run, &f, inputs, FA_SET_DQ, 1);
+    CHECK(run, rows_dtype(run, &f.call) == FA_F32);
+}
+
+static void of_float32_in_float64_lse_stays_float(test_run *run)
+{
+    fixture f;
+    set_up(&f, FA_F32, 0);
+    f.p.fp32 = FA_FP32_EXACT;
+    plan_forward(run, &f);
+    fill(&f, 0);
+    check_tensors(run, &f, FA_SET_Q | FA_SET_K | FA_SET_V, FA_SET_OUT, 2);
+    for (size_t i = 0; i < f.call.access_count; i++) {
+        CHECK(run, f.call.access[i].tensor->dtype == FA_F32);
+        CHECK(run, f.call.access[i].element_bytes == 4);
+    }
+}
+
 /* What the simulator is told of arrays: their whole extent, no more. */
 static void arrays_are_named_with_their_extent(test_run *run)
 {
@@ -462,5 +524,7 @@ void test_args(test_run *run)
     RUN(run, steps_of_a_bfloat16_backward_share_arrays);
     RUN(run, passes_of_a_float16_backward_read_norms_of_v_and_dout);
     RUN(run, gradients_that_are_not_wanted_have_no_address);
+    RUN(run, float32_in_float64_makes_sums_without_dq_first);
+    RUN(run, of_float32_in_float64_lse_stays_float);
     RUN(run, arrays_are_named_with_their_extent);
 }

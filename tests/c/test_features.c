@@ -621,15 +621,20 @@ static void check_pass(test_run *run, fa_problem *p, fa_pass pass)
 
 static void each_pass_is_told_the_features_that_it_reads(test_run *run)
 {
+    /* float32 twice: in its own arithmetic and in double */
     for (int pass = FA_FORWARD; pass <= FA_BACKWARD_BIAS; pass++) {
-        for (int dtype = FA_F16; dtype <= FA_F32; dtype++) {
+        for (int i = FA_F16; i <= FA_F32 + 1; i++) {
+            const fa_dtype dtype = i < FA_F32 ? (fa_dtype)i : FA_F32;
+            const fa_fp32 fp32 = i == FA_F32 ? FA_FP32_FAST : FA_FP32_EXACT;
             fa_problem p = test_problem(2, 4, 2, 300, 600, 40);
-            test_retype(&p, (fa_dtype)dtype);
+            test_retype(&p, dtype);
+            p.fp32 = fp32;
             p.lse = (void *)0xb000;
             test_add_features(&p, EVERY & ~(uint32_t)FA_HAS_SPANS);
             check_pass(run, &p, (fa_pass)pass);
             p = test_problem(1, 4, 2, 300, 600, 40);
-            test_retype(&p, (fa_dtype)dtype);
+            test_retype(&p, dtype);
+            p.fp32 = fp32;
             p.lse = (void *)0xb000;
             test_add_features(
                 &p, EVERY & ~(uint32_t)(FA_HAS_BLOCKS | FA_HAS_SINK_KEYS));

@@ -26,7 +26,20 @@ typedef struct shape {
     bool interleaved; /* (B, S, H, D) in memory */
     bool strict_bf16;
     uint32_t features; /* FA_HAS_* */
+    fa_fp32 fp32;
+    const fa_variant *row; /* that must run; NULL: any */
 } shape;
+
+/* The types, float32 in both arithmetics. */
+static const struct {
+    fa_dtype dtype;
+    fa_fp32 fp32;
+} kinds[] = {{FA_F16, FA_FP32_AUTO},
+             {FA_BF16, FA_FP32_AUTO},
+             {FA_F32, FA_FP32_FAST},
+             {FA_F32, FA_FP32_EXACT},
+             {FA_F64, FA_FP32_AUTO}};
+enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
 /* A problem in guarded memory. */
 typedef struct fixture {
@@ -249,6 +262,7 @@ static void set_up(test_run *run, fixture *f, const shape *s)
     f->p.scale = s->scale;
     f->p.causal = s->causal;
     f->p.strict_bf16 = s->strict_bf16;
+    f->p.fp32 = s->fp32;
     f->p.window_left = f->p.window_right = -1;
     f->target = (fa_target){.backend = FA_SIM, .arch = "gfx906"};
     lay_out(f, &f->p.q, s, s->heads, s->seqlen_q, s->dim);
@@ -339,8 +353,20 @@ static void check_result(test_run *run, const char *name, const fa_tensor *t,
 
 /* -- running --------------------------------------------------------------- */
 
+static void check_row(test_run *run, const fa_plan *plan, const shape *s)
+{
+    bool found = s->row == NULL;
+    for (int i = 0; i < plan->count; i++) {
+        found |= plan->step[i].variant == s->row;
+    }
+    if (!CHECK(run, found)) {
+        printf("not run: %s\n", s->row->symbol);
+    }
+}
+
 /* Plans and runs the forward into out and `lse`. */
-static bool run_forward(test_run *run, fixture *f, const fa_tensor *lse)
+static bool run_forward(test_run *run, fixture *f, const shape *s,
+                        const fa_tensor *lse)
 {
     fa_plan plan;
     fa_counts counts = {0};
@@ -348,6 +374,9 @@ static bool run_forward(test_run *run, fixture *f, const fa_tensor *lse)
     f->p.lse = lse->data;
     bool ok = CHECK(run, fa_plan_forward(&f->p, &plan, &error) == FA_OK);
     if (ok) {
+        if (s->row != NULL && s->row->pass == FA_FORWARD) {
+            check_row(run, &plan, s);
+        }
         void *workspace = make_memory(f, plan.workspace.bytes);
         ok = CHECK(run, fa_forward(f->runtime, &f->target, &f->p, &plan,
                                    workspace, &counts, &error) == FA_OK);
@@ -364,7 +393,7 @@ static void check_forward(test_run *run, const shape *s)
     fixture f;
     set_up(run, &f, s);
     const fa_tensor lse = rows_tensor(&f);
-    if (run_forward(run, &f, &lse)) {
+    if (run_forward(run, &f, s, &lse)) {
         double *out = make_doubles(&f, count_of(&f.p.out));
         double *exact = make_doubles(&f, count_of(&lse));
         double *scores = make_doubles(&f, s->seqlen_k);
@@ -408,9 +437,10 @@ static void check_backward(test_run *run, const shape *s)
     f.g.dbias.data = dbias ? make_memory(&f, extent_bytes(&f.g.dbias)) : NULL;
     for_each(&f.g.dout, set_random, &f.seed);
     for_each(&f.g.dlse, set_random, &f.seed);
-    bool ok = run_forward(run, &f, &lse) &&
+    bool ok = run_forward(run, &f, s, &lse) &&
               CHECK(run, fa_plan_backward(&f.p, &f.g, &plan, &error) == FA_OK);
     if (ok) {
+        check_row(run, &plan, s);
         void *workspace = make_memory(&f, plan.workspace.bytes);
         ok = CHECK(run, fa_backward(f.runtime, &f.target, &f.p, &f.g, &plan,
                                     workspace, &counts, &error) == FA_OK);
@@ -501,6 +531,9 @@ static void check_rows(test_run *run, bool backward)
             }
             s.dtype = (fa_dtype)dtype;
             s.strict_bf16 = s.dtype == FA_BF16 && v->arith == FA_F32;
+            s.fp32 = v->arith == FA_F64 ? FA_FP32_EXACT : FA_FP32_FAST;
+            /* float16 of so many channels needs no wider arithmetic */
+            s.row = s.dtype == FA_F16 && v->arith == FA_F32 ? NULL : v;
             s.dim = s.dim_v = v->dim;
             s.pad = dtype % 2 == 0 ? 8 : 3; /* wide and narrow */
             s.features = v->level == FA_FULL ? sets[0] : 0;
@@ -528,9 +561,18 @@ static void ragged_head_dims_and_interleaved_heads_agree(test_run *run)
     if (!is_built(run)) {
         return;
     }
-    for (int dtype = FA_F16; dtype <= FA_F64; dtype++) {
-        shape s = {2, 2,    2, 9,    33,    40, 40, (fa_dtype)dtype,
-                   0, -0.3, 0, true, false, 0};
+    for (int i = 0; i < KINDS; i++) {
+        shape s = {.batch = 2,
+                   .heads = 2,
+                   .key_heads = 2,
+                   .seqlen_q = 9,
+                   .seqlen_k = 33,
+                   .dim = 40,
+                   .dim_v = 40,
+                   .dtype = kinds[i].dtype,
+                   .fp32 = kinds[i].fp32,
+                   .scale = -0.3,
+                   .interleaved = true};
         check_backward(run, &s);
         s.dim = 77;
         s.dim_v = 5;
@@ -543,9 +585,10 @@ static void causal_masks_agree_also_where_rows_see_nothing(test_run *run)
     if (!is_built(run)) {
         return;
     }
-    for (int dtype = FA_F16; dtype <= FA_F64; dtype++) {
+    for (int i = 0; i < KINDS; i++) {
         shape s = usual;
-        s.dtype = (fa_dtype)dtype;
+        s.dtype = kinds[i].dtype;
+        s.fp32 = kinds[i].fp32;
         s.seqlen_q = 100;
         s.causal = FA_CAUSAL_TOP_LEFT;
         check_backward(run, &s);
@@ -561,11 +604,12 @@ static void features_agree(test_run *run)
     if (!is_built(run)) {
         return;
     }
-    for (int dtype = FA_F16; dtype <= FA_F64; dtype++) {
-        for (int i = 1; i < SETS; i++) {
+    for (int i = 0; i < KINDS; i++) {
+        for (int k = 1; k < SETS; k++) {
             shape s = usual;
-            s.dtype = (fa_dtype)dtype;
-            s.features = sets[i];
+            s.dtype = kinds[i].dtype;
+            s.fp32 = kinds[i].fp32;
+            s.features = sets[k];
             check_backward(run, &s);
             s.seqlen_q = 260; /* several blocks of each side */
             s.seqlen_k = 515;
@@ -580,9 +624,10 @@ static void one_row_and_one_key_agree(test_run *run)
     if (!is_built(run)) {
         return;
     }
-    for (int dtype = FA_F16; dtype <= FA_F64; dtype++) {
+    for (int i = 0; i < KINDS; i++) {
         shape s = usual;
-        s.dtype = (fa_dtype)dtype;
+        s.dtype = kinds[i].dtype;
+        s.fp32 = kinds[i].fp32;
         s.heads = s.key_heads = s.seqlen_q = s.seqlen_k = 1;
         check_forward(run, &s);
         s.dim = s.dim_v = 1;

@@ -4,6 +4,7 @@
  * Names of kernels come from the table, so that its rows may change.
  *
  * SPDX-License-Identifier: BSD-3-Clause */
+#include "host/plan.h"
 #include "test.h"
 
 #include <stdio.h>
@@ -226,7 +227,7 @@ static void others_go_over_queries_first_for_the_delta_of_dk(test_run *run)
     }
 }
 
-/* Of 2^22 multiply-adds in a forward, or those of `more` keys more. */
+/* Of 2^22 multiply-adds in a forward, and those of `more` keys, or less. */
 static fa_problem small_float32(int64_t more)
 {
     fa_problem p = test_problem(1, 2, 1, 128, 128 + more, 64);
@@ -246,10 +247,11 @@ static void small_problems_of_float32_are_computed_in_float64(test_run *run)
     const fa_variant *exact = row_of(FA_FULL, FA_FORWARD, FA_F64, FA_F32, 64);
     const fa_variant *fast = row(FA_FORWARD, FA_F32, FA_F32, 64);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        for (int64_t more = 0; more < 2; more++) {
+        for (int64_t more = -1; more < 2; more++) {
             fa_problem p = small_float32(more);
             p.fp32 = cases[i].fp32;
-            const bool is = more == 0 ? cases[i].small : cases[i].large;
+            const bool is = more <= 0 ? cases[i].small : cases[i].large;
+            CHECK(run, fa_is_exact32(&p) == is);
             const fa_plan plan = test_plan_forward(run, &p);
             check_steps(run, &plan, 1,
                         &(expected_step){is ? exact : fast, 0, 0});
@@ -425,6 +427,7 @@ static void every_legal_problem_has_its_kernels(test_run *run)
             const fa_status expected = dim > 256 ? FA_EUNSUPPORTED : FA_OK;
             test_retype(&p, (fa_dtype)(i % 4));
             p.strict_bf16 = i / 4 % 2 == 1;
+            p.fp32 = p.strict_bf16 ? FA_FP32_EXACT : FA_FP32_FAST;
             test_add_features(&p, i >= 8 ? FA_HAS_BIAS : 0);
             const fa_gradients g =
                 test_gradients(&p, i >= 8 ? ALL | FA_WANT_DBIAS : ALL);
