@@ -316,7 +316,7 @@ fa_status fa_plan_rotary(const fa_rotary *problem, fa_plan *plan,
                          fa_error *error);
 
 /* Whether a step is one that calls are reported by: not FA_PREPARE, and not
- * the strict kernel behind a fast one. */
+ * the strict kernel behind a fast one, and not what makes sums only. */
 bool fa_step_is_main(const fa_step *step);
 
 /* The symbols of those steps, or of FA_PREPARE if it is all, joined by "+". */

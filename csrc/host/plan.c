@@ -261,8 +261,7 @@ static uint32_t own_arith(const fa_problem *p)
 /* That of what goes over rows or makes dbias: no narrower than float. */
 static uint32_t wide_arith(const fa_problem *p)
 {
-    return p->q.dtype == FA_F64 || fa_is_exact32(p) ? FA_READS_F64
-                                                    : FA_READS_F32;
+    return 1U << fa_dtype_of_rows(p);
 }
 
 fa_status fa_plan_forward(const fa_problem *p, fa_plan *plan, fa_error *error)
@@ -316,13 +315,18 @@ static bool corrects_keys(const fa_problem *p, const fa_gradients *g)
     return p->q.dtype != FA_F64 && (g->wanted & FA_WANT_DK) != 0;
 }
 
+/* Whether that happens between the passes. */
+static bool corrects_passes(const fa_problem *p, const fa_gradients *g)
+{
+    return corrects_queries(p, g) || corrects_keys(p, g);
+}
+
 /* Whether delta is corrected: without it most of the error of these gradients
  * would be that of delta. */
 static bool corrects_delta(const fa_problem *p, const fa_gradients *g)
 {
     const bool wide = (g->wanted & (FA_WANT_DBIAS | FA_WANT_DSINK)) != 0;
-    return p->q.dtype != FA_F64 &&
-           (wide || corrects_keys(p, g) || corrects_queries(p, g));
+    return p->q.dtype != FA_F64 && (wide || corrects_passes(p, g));
 }
 
 /* For row sums also if dq is not wanted, so that no gradient depends on what
@@ -358,7 +362,7 @@ static fa_status add_passes(const fa_problem *p, const fa_gradients *g,
                             fa_plan *plan, bool fast, fa_error *error)
 {
     const bool again = corrects_queries(p, g);
-    const bool corrects = again || corrects_keys(p, g);
+    const bool corrects = corrects_passes(p, g);
     const bool kv = (g->wanted & (FA_WANT_DK | FA_WANT_DV)) != 0;
     const fa_step usual = {0};
     const fa_step q = {.row_sums = corrects_delta(p, g), .sums_only = again};
@@ -387,8 +391,7 @@ static fa_status add_bias_passes(const fa_problem *p, const fa_gradients *g,
 {
     const fa_step usual = {0};
     fa_status status = FA_OK;
-    if (corrects_delta(p, g) && !corrects_keys(p, g) &&
-        !corrects_queries(p, g)) {
+    if (corrects_delta(p, g) && !corrects_passes(p, g)) {
         status = add_correction(p, plan, error);
     }
     if ((g->wanted & FA_WANT_DBIAS) != 0 && status == FA_OK) {
