@@ -196,6 +196,15 @@ static bool missed_barrier(wave *w, uint64_t lanes)
 
 /* ---- one instruction --------------------------------------------------- */
 
+/* What the checks want to know of the operands. */
+static void ask(const isa_row *row, check_row *facts)
+{
+    check_name_registers(facts);
+    facts->hazards = check_hazards_sources(row, facts);
+    facts->special = check_hazards_special(row, facts);
+    facts->notes = check_hazards_notes(row, facts);
+}
+
 static const check_row *facts_of(wave *w, const isa_row *row)
 {
     sim_check *check = w->group->check;
@@ -211,7 +220,7 @@ static const check_row *facts_of(wave *w, const isa_row *row)
         facts->ready = *page != NULL;
         facts->dpp = row->ext == ISA_EXT_DPP;
         isa_operands(row, &facts->uses);
-        facts->hazards = check_hazards_sources(row, facts);
+        ask(row, facts);
     }
     return facts;
 }
@@ -234,6 +243,7 @@ bool check_issue(wave *w, const isa_row *row)
         }
         moved = *facts;
         isa_operands(&indexed, &moved.uses);
+        ask(&indexed, &moved);
         return check_waits(w, &indexed, &moved) &&
                check_hazards(w, &indexed, &moved) &&
                check_undefined(w, &indexed, &moved);

@@ -30,12 +30,22 @@ enum {
     CHECK_PLACE = 96  /* characters of a place in the code */
 };
 
-/* A row with what the checks ask about it, made when it first runs. */
+/* Registers as a set of bits: scalar codes 0..127, SCC and vector ones. */
+typedef struct check_set {
+    uint64_t scalar[3], vector[SIM_VGPRS / 64];
+} check_set;
+
+/* A row with what the checks ask about it, made when it first runs. Most
+ * instructions are none of their business, and `named` and the flags say so. */
 typedef struct check_row {
     bool ready;
     bool dpp;
     bool hazards; /* check_hazards_sources() */
+    bool special; /* check_hazards_special() */
+    bool notes;   /* check_hazards_notes() */
+    bool scalars; /* names a scalar register */
     operands uses;
+    check_set named; /* all of these */
 } check_row;
 
 /* A load, store or LDS access that may not be complete. */
@@ -56,11 +66,6 @@ typedef struct check_lds_access {
 } check_lds_access;
 
 enum { CHECK_LDS_SLOTS = 64, CHECK_QUEUE = 160 };
-
-/* Registers as a set of bits: scalar codes 0..127, SCC and vector ones. */
-typedef struct check_set {
-    uint64_t scalar[3], vector[SIM_VGPRS / 64];
-} check_set;
 
 /* Where a register's undefined bits come from. */
 typedef enum check_source {
@@ -85,6 +90,7 @@ typedef struct check_wave {
     check_pending queue[CHECK_QUEUE]; /* oldest first */
     unsigned queued;
     check_set vm, lds, flat, smem; /* results under way */
+    check_set any_way;             /* the union of these */
     size_t smem_pc[OPERAND_SCALARS];
     check_lds_access recent[CHECK_LDS_SLOTS];
     unsigned next_slot;
@@ -123,6 +129,8 @@ typedef struct sim_check {
     /* scratch, in the layout of the scratch itself */
     uint8_t *scratch_undefined;
     /* global memory */
+    sim_region run[2];   /* elements that were read, and written, last */
+    sim_region closed;   /* a region that nobody may write */
     uint32_t group_code; /* this workgroup among the races' marks */
     struct race_page *page[2];
     uint64_t page_number[2];
@@ -220,6 +228,8 @@ void check_propagate_scalar(wave *w, const isa_row *row,
 void check_exchange(wave *w, const isa_row *row);
 
 void check_waits_start(check_wave *c);
+/* facts->named and scalars. */
+void check_name_registers(check_row *facts);
 bool check_waits(wave *w, const isa_row *row, const check_row *facts);
 /* Completes what the wait instruction or a full counter completes; true if
  * that is anything but stores to global memory. */
@@ -232,7 +242,11 @@ void check_waits_each_lds(wave *w,
                                        size_t pc));
 
 void check_hazards_start(check_wave *c);
+/* Whether a rule asks who wrote the sources; about anything else; and whether
+ * one asks later what was done, of other instructions than VALU ones. */
 bool check_hazards_sources(const isa_row *row, const check_row *facts);
+bool check_hazards_special(const isa_row *row, const check_row *facts);
+bool check_hazards_notes(const isa_row *row, const check_row *facts);
 bool check_hazards(wave *w, const isa_row *row, const check_row *facts);
 
 /* What an access of LDS or scratch does to the undefined bits of `lanes`;

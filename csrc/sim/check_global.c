@@ -23,6 +23,8 @@ enum {
 void check_global_start(sim_group *g)
 {
     g->check->group_code = (uint32_t)(exec_group_index(g) % RACE_GROUPS + 1);
+    memset(g->check->run, 0, sizeof g->check->run);
+    memset(&g->check->closed, 0, sizeof g->check->closed);
     memset(g->check->page, 0, sizeof g->check->page);
 }
 
@@ -37,13 +39,30 @@ static bool report_gap(wave *w, unsigned l, uint64_t address, uint32_t bytes,
                            (kind & SIM_WRITE) != 0 ? "written" : "read");
 }
 
+static bool is_within(const sim_region *region, uint64_t address,
+                      uint32_t bytes)
+{
+    return address >= region->begin && address < region->end &&
+           bytes <= region->end - address;
+}
+
+/* Neighbouring lanes mostly access the same run of elements. */
 static bool elements_only(wave *w, unsigned l, uint64_t address, uint32_t bytes,
                           uint32_t kind)
 {
     const sim_tensor_list *tensors = w->group->dispatch->tensors;
+    sim_region *last = &w->group->check->run[(kind & SIM_WRITE) != 0];
 
-    return tensors == NULL ||
-           sim_tensors_find(tensors, address, bytes, kind) !=
+    if (tensors == NULL ||
+        (last->access == kind && is_within(last, address, bytes))) {
+        return true;
+    }
+    uint64_t run = sim_tensors_run(tensors, address, kind);
+    if (run >= bytes) {
+        *last = (sim_region){address, address + run, kind};
+        return true;
+    }
+    return sim_tensors_find(tensors, address, bytes, kind) !=
                SIM_ELEMENTS_GAP ||
            report_gap(w, l, address, bytes, kind);
 }
@@ -101,6 +120,25 @@ static bool report_race(wave *w, unsigned l, uint64_t address, uint32_t bytes,
                            other - 1u);
 }
 
+/* Whether somebody may write there; if not, nothing can race. */
+static bool may_be_written(sim_group *g, uint64_t address, uint32_t bytes)
+{
+    sim_region *closed = &g->check->closed;
+
+    if (is_within(closed, address, bytes)) {
+        return false;
+    }
+    if (exec_allowed(g, address, bytes, SIM_WRITE)) {
+        return true;
+    }
+    const sim_region *found =
+        sim_memory_find(g->dispatch->memory, address, bytes, SIM_READ);
+    if (found != NULL && found->access == SIM_READ) {
+        *closed = *found;
+    }
+    return false;
+}
+
 static bool lane_races(wave *w, const isa_row *row, const watch_access *access,
                        unsigned l)
 {
@@ -108,8 +146,8 @@ static bool lane_races(wave *w, const isa_row *row, const watch_access *access,
     uint64_t address = access->at[l];
     bool poll = access->kind == SIM_READ && row->glc;
 
-    if (!exec_allowed(g, address, access->bytes, SIM_WRITE)) {
-        return true; /* nobody may write it, or the executor will say so */
+    if (!may_be_written(g, address, access->bytes)) {
+        return true; /* or the executor will say so */
     }
     if (check_silent(w, row, access, l, (const void *)(uintptr_t)address)) {
         return true;

@@ -56,7 +56,6 @@ static bool is_vmem(const isa_row *row)
     return row->issue == ISSUE_FLAT || row->issue == ISSUE_MUBUF;
 }
 
-/* Whether a rule asks who wrote the instruction's sources. */
 bool check_hazards_sources(const isa_row *row, const check_row *facts)
 {
     bool asks = facts->dpp || is_vmem(row);
@@ -104,7 +103,7 @@ static bool check_sources(wave *w, const isa_row *row, const check_row *facts)
     return true;
 }
 
-/* VCCZ or EXECZ as a vector operand: bits that follow with a delay. */
+/* When the zero bit that it reads was last written; 0: it reads none. */
 static uint32_t zero_bit_written(const check_wave *c, const isa_row *row)
 {
     uint32_t then = 0;
@@ -138,6 +137,33 @@ static bool reads_m0(const isa_row *row)
     }
 }
 
+/* VCCZ or EXECZ as a vector operand: bits that follow with a delay. */
+static bool reads_zero_bit(const isa_row *row)
+{
+    bool reads = false;
+
+    for (unsigned i = 0; i < 3 && row->issue == ISSUE_VALU; i++) {
+        reads =
+            reads || (isa_ops[row->op].type[1 + i] != T_none &&
+                      (row->src[i] == SRC_VCCZ || row->src[i] == SRC_EXECZ));
+    }
+    return reads;
+}
+
+bool check_hazards_special(const isa_row *row, const check_row *facts)
+{
+    switch (row->op) {
+    case ISA_v_div_fmas_f32:
+    case ISA_v_div_fmas_f64:
+    case ISA_s_getreg_b32:
+    case ISA_s_setreg_b32:
+    case ISA_s_setreg_imm32_b32:
+        return true;
+    default:
+        return facts->dpp || reads_m0(row) || reads_zero_bit(row);
+    }
+}
+
 static bool check_special(wave *w, const isa_row *row, const check_row *facts)
 {
     const check_wave *c = check_of(w);
@@ -168,31 +194,53 @@ static bool check_special(wave *w, const isa_row *row, const check_row *facts)
                          "hardware register after s_setreg");
         }
     }
-    if (row->issue == ISSUE_VALU && c->wide_count != 0 &&
-        too_soon(c, c->wide_store, DATA_AFTER_STORE)) {
-        for (unsigned i = 0; i < facts->uses.count; i++) {
-            const operand *use = &facts->uses.of[i];
-            if (use->role == ROLE_RESULT &&
-                use->first < c->wide_first + c->wide_count &&
-                c->wide_first < use->first + use->count) {
-                return found(w, c->wide_store, DATA_AFTER_STORE,
-                             "VALU overwrites the data of a store");
-            }
+    return true;
+}
+
+static bool check_store_data(wave *w, const check_row *facts)
+{
+    const check_wave *c = check_of(w);
+
+    for (unsigned i = 0; i < facts->uses.count; i++) {
+        const operand *use = &facts->uses.of[i];
+        if (use->role == ROLE_RESULT &&
+            use->first < c->wide_first + c->wide_count &&
+            c->wide_first < use->first + use->count) {
+            return found(w, c->wide_store, DATA_AFTER_STORE,
+                         "VALU overwrites the data of a store");
         }
     }
     return true;
 }
 
-static void note_results(check_wave *c, const isa_row *row,
-                         const check_row *facts)
+/* A store of which the data must stay for a while, and whose operand it is. */
+static bool is_wide_store(const isa_row *row, const operand *use)
 {
-    const isa_info *info = &isa_ops[row->op];
+    return use->role == ROLE_DATA && isa_ops[row->op].bytes > 8 &&
+           (row->issue == ISSUE_FLAT ||
+            (row->issue == ISSUE_MUBUF && row->soffset >= SRC_ZERO));
+}
+
+bool check_hazards_notes(const isa_row *row, const check_row *facts)
+{
+    bool notes =
+        row->op == ISA_s_setreg_b32 || row->op == ISA_s_setreg_imm32_b32;
 
     for (unsigned i = 0; i < facts->uses.count; i++) {
         const operand *use = &facts->uses.of[i];
-        if (use->role == ROLE_DATA && info->bytes > 8 &&
-            (row->issue == ISSUE_FLAT ||
-             (row->issue == ISSUE_MUBUF && row->soffset >= SRC_ZERO))) {
+        notes = notes || is_wide_store(row, use) ||
+                (row->issue == ISSUE_SCALAR && use->role == ROLE_RESULT &&
+                 use->first <= SRC_M0 && SRC_M0 < use->first + use->count);
+    }
+    return notes;
+}
+
+static void note_results(check_wave *c, const isa_row *row,
+                         const check_row *facts)
+{
+    for (unsigned i = 0; i < facts->uses.count; i++) {
+        const operand *use = &facts->uses.of[i];
+        if (is_wide_store(row, use)) {
             c->wide_store = c->now;
             c->wide_first = use->first;
             c->wide_count = use->count;
@@ -226,10 +274,15 @@ bool check_hazards(wave *w, const isa_row *row, const check_row *facts)
 
     c->now++;
     if ((facts->hazards && !check_sources(w, row, facts)) ||
-        !check_special(w, row, facts)) {
+        (facts->special && !check_special(w, row, facts)) ||
+        (row->issue == ISSUE_VALU && c->wide_count != 0 &&
+         too_soon(c, c->wide_store, DATA_AFTER_STORE) &&
+         !check_store_data(w, facts))) {
         return false;
     }
-    note_results(c, row, facts);
+    if (row->issue == ISSUE_VALU || facts->notes) {
+        note_results(c, row, facts);
+    }
     if (row->op == ISA_s_nop) {
         c->now += (uint32_t)row->offset & 15;
     }

@@ -174,16 +174,20 @@ static bool defined_exec(wave *w)
 /* True if a register that the instruction names has an undefined bit. */
 static bool concerned(const check_wave *c, const check_row *facts)
 {
-    for (unsigned i = 0; i < facts->uses.count; i++) {
+    uint64_t bad = 0;
+
+    for (unsigned i = 0; i < SIM_VGPRS / 64; i++) {
+        bad |= c->any[i] & facts->named.vector[i];
+    }
+    for (unsigned i = 0; facts->scalars && i < facts->uses.count; i++) {
         const operand *use = &facts->uses.of[i];
-        for (unsigned r = use->first; r < (unsigned)use->first + use->count;
+        for (unsigned r = use->first;
+             use->first < SRC_VGPR && r < (unsigned)use->first + use->count;
              r++) {
-            if (check_bad(c, r)) {
-                return true;
-            }
+            bad |= c->scalar[r];
         }
     }
-    return false;
+    return bad != 0;
 }
 
 bool check_undefined(wave *w, const isa_row *row, const check_row *facts)

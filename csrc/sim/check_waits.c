@@ -50,6 +50,30 @@ static bool set_meets(const check_set *set, unsigned first, unsigned count)
             (word[first / 64 + 1] & bits(0, first % 64 + count - 64)) != 0);
 }
 
+static bool sets_meet(const check_set *a, const check_set *b)
+{
+    uint64_t both = 0;
+
+    for (unsigned i = 0; i < 3; i++) {
+        both |= a->scalar[i] & b->scalar[i];
+    }
+    for (unsigned i = 0; i < SIM_VGPRS / 64; i++) {
+        both |= a->vector[i] & b->vector[i];
+    }
+    return both != 0;
+}
+
+void check_name_registers(check_row *facts)
+{
+    memset(&facts->named, 0, sizeof facts->named);
+    facts->scalars = false;
+    for (unsigned i = 0; i < facts->uses.count; i++) {
+        const operand *use = &facts->uses.of[i];
+        set_add(&facts->named, use->first, use->count);
+        facts->scalars = facts->scalars || use->first < SRC_VGPR;
+    }
+}
+
 /* ---- the queue --------------------------------------------------------- */
 
 void check_waits_start(check_wave *c)
@@ -59,6 +83,17 @@ void check_waits_start(check_wave *c)
     memset(&c->lds, 0, sizeof c->lds);
     memset(&c->flat, 0, sizeof c->flat);
     memset(&c->smem, 0, sizeof c->smem);
+    memset(&c->any_way, 0, sizeof c->any_way);
+}
+
+static void unite(check_wave *c)
+{
+    /* Scalar registers are under way in smem alone. */
+    memcpy(c->any_way.scalar, c->smem.scalar, sizeof c->any_way.scalar);
+    for (unsigned i = 0; i < SIM_VGPRS / 64; i++) {
+        c->any_way.vector[i] =
+            c->vm.vector[i] | c->lds.vector[i] | c->flat.vector[i];
+    }
 }
 
 static void rebuild(check_wave *c)
@@ -75,6 +110,7 @@ static void rebuild(check_wave *c)
                     p->first, p->count);
         }
     }
+    unite(c);
 }
 
 bool check_wait(check_wave *c, unsigned vm, unsigned lgkm)
@@ -101,6 +137,7 @@ bool check_wait(check_wave *c, unsigned vm, unsigned lgkm)
         c->smem.scalar[i] = 0;
     }
     if (!changed) {
+        unite(c);
         return effect;
     }
     for (unsigned i = 0; i < c->queued; i++) {
@@ -131,6 +168,7 @@ static void push(check_wave *c, check_pending entry)
                 : entry.vm ? &c->vm
                            : &c->lds,
                 entry.first, entry.count);
+        set_add(&c->any_way, entry.first, entry.count);
     }
 }
 
@@ -167,6 +205,7 @@ static void enqueue(wave *w, const isa_row *row, const check_row *facts)
     default: /* SMEM: no order, so a set is enough */
         if (entry.count != 0) {
             set_add(&c->smem, entry.first, entry.count);
+            set_add(&c->any_way, entry.first, entry.count);
             for (unsigned i = 0; i < entry.count; i++) {
                 c->smem_pc[entry.first + i] = entry.pc;
             }
@@ -264,7 +303,8 @@ bool check_waits(wave *w, const isa_row *row, const check_row *facts)
                    (uint64_t)w->group->dispatch->probe ||
                check_report(w, SIM_FAULT_WAIT, "has something to wait for");
     }
-    for (unsigned i = 0; i < facts->uses.count; i++) {
+    bool may_meet = sets_meet(&c->any_way, &facts->named);
+    for (unsigned i = 0; may_meet && i < facts->uses.count; i++) {
         const operand *use = &facts->uses.of[i];
         if (meets(c, row, use)) {
             bool vector = use->first >= SRC_VGPR;

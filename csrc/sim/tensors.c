@@ -86,6 +86,32 @@ static uint64_t bytes_left(const sim_tensor *t, uint64_t address)
     return offset < t->run ? t->run - offset : 0;
 }
 
+uint64_t sim_tensors_run(const sim_tensor_list *list, uint64_t address,
+                         uint32_t access)
+{
+    uint64_t most = 0;
+
+    for (size_t i = 0; i < list->count; i++) {
+        const sim_tensor *t = &list->tensor[i];
+        if ((t->access & access) == access) {
+            uint64_t left = bytes_left(t, address);
+            most = left > most ? left : most;
+        }
+    }
+    return most;
+}
+
+static bool in_a_range(const sim_tensor_list *list, uint64_t address)
+{
+    bool within = false;
+
+    for (size_t i = 0; i < list->count; i++) {
+        const sim_tensor *t = &list->tensor[i];
+        within = within || (address >= t->begin && address < t->end);
+    }
+    return within;
+}
+
 sim_elements sim_tensors_find(const sim_tensor_list *list, uint64_t address,
                               uint64_t bytes, uint32_t access)
 {
@@ -93,20 +119,12 @@ sim_elements sim_tensors_find(const sim_tensor_list *list, uint64_t address,
     uint64_t done = 0;
 
     while (done < bytes) {
-        uint64_t most = 0;
-        for (size_t i = 0; i < list->count; i++) {
-            const sim_tensor *t = &list->tensor[i];
-            within = within ||
-                     (address + done >= t->begin && address + done < t->end);
-            if ((t->access & access) == access) {
-                uint64_t left = bytes_left(t, address + done);
-                most = left > most ? left : most;
-            }
-        }
-        if (most == 0) {
+        uint64_t run = sim_tensors_run(list, address + done, access);
+        within = within || in_a_range(list, address + done);
+        if (run == 0) {
             return within ? SIM_ELEMENTS_GAP : SIM_ELEMENTS_NONE;
         }
-        done += most;
+        done += run;
     }
     return SIM_ELEMENTS_ALL;
 }

@@ -35,6 +35,11 @@ bool sim_tensors_add(sim_tensor_list *list, const hipsim_tensor *t,
                      uint64_t begin, uint64_t end);
 void sim_tensors_free(sim_tensor_list *list);
 
+/* Bytes from `address` on that are elements of one tensor with this access; 0:
+ * it is in none. */
+uint64_t sim_tensors_run(const sim_tensor_list *list, uint64_t address,
+                         uint32_t access);
+
 /* What [address, address + bytes) is to the tensors with this access. */
 sim_elements sim_tensors_find(const sim_tensor_list *list, uint64_t address,
                               uint64_t bytes, uint32_t access);
