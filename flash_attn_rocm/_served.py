@@ -127,7 +127,9 @@ def backward(
     try:
         made = op(dout, dlse, q, k, v, *rest)
         if _verify.is_due(q):
-            grads = [t if t.numel() else None for t in made[:3]]
+            grads = [t if t.numel() else None for t in made]
+            if grads[4] is not None:
+                grads[4] = grads[4].sum((0, 2))  # (B, H, Sq), of each query
             _verify.check_backward(q, k, v, features, dout, given, tuple(grads))
         return made
     except RuntimeError as error:

@@ -13,6 +13,7 @@ SPDX-License-Identifier: BSD-3-Clause
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import random
@@ -162,8 +163,13 @@ class _Block:
         self.largest = float(scores.max()) + abs(features.scale) * float(norms.max())
         most = scores.amax(-1, keepdim=True)
         ulp = 2.0**-52 if q.dtype is torch.float64 else 2.0**-23
-        unit = _ULP[q.dtype] + ulp * (1.0 + abs(features.scale) * norms + most + scores)
-        self.of_p = unit * self.p + _LOST[q.dtype]  # what rounding does to a weight
+        # What rounding does to a weight in the arithmetic of sums, which dbias and
+        # dsink are made in, to that of a sink, and to a weight of q's dtype.
+        unit = ulp * (1.0 + abs(features.scale) * norms + most)
+        lost = _LOST[_ops.lse_dtype(q.dtype)]
+        self.of_wide_p = (unit + ulp * scores) * self.p + lost
+        self.of_sink = unit * self.weights.sink + lost
+        self.of_p = self.of_wide_p + _ULP[q.dtype] * self.p + _LOST[q.dtype]
 
     def of(self, tensor: Tensor) -> Tensor:
         return _by_group(tensor, self.rows, self.heads_k)
@@ -290,7 +296,7 @@ def check_backward(
     dlse: Tensor | None,
     grads: tuple[Tensor | None, ...],
 ) -> None:
-    """Compare dQ, dK and dV, as far as they are there.
+    """Compare dQ, dK, dV, dbias and dsink, as far as they are there.
 
     All of a call of at most 4 million scores; else of one head, if that has no more
     and nothing but causal mask and window; else a block of rows of dQ.
@@ -307,51 +313,102 @@ def check_backward(
         parts = _one_head(parts, k.size(1), features)
     q, k, v, dout, dlse, dq, dk, dv = parts
     rows = _all_rows(q, k)
-    want_k, want_v = (torch.zeros_like(t, dtype=torch.float64) for t in (k, v))
-    size_k, size_v = torch.zeros_like(want_k), torch.zeros_like(want_v)
+    sums = [
+        _Sum("dk", dk, k),
+        _Sum("dv", dv, v),
+        _Sum("dbias", grads[3], features.bias),
+        _Sum("dsink", grads[4], features.sink),
+    ]
+    of_k, of_v, of_bias, of_sink = sums
     scale = features.scale
     for some in [_rows_of(q, k)] if rows is None else rows:
         block = _Block(q, k, v, features, some)
         if block.largest > _BEYOND_GRADIENTS:
             raise _Beyond
-        p, do = block.p, block.of(dout)
-        ds, error = _score_gradient(block, do, dlse, q.dtype in _ops.HALVES)
-        size = abs(scale) * error
+        do = block.of(dout)
+        of_scores = _score_gradients(block, do, dlse, q.dtype in _ops.HALVES)
+        ds, size = scale * of_scores.ds, abs(scale) * of_scores.of_ds
         if dq is not None and _differs(
-            block.of(dq).to(dq.dtype), scale * ds @ block.k, size @ block.k.abs()
+            block.of(dq).to(dq.dtype), ds @ block.k, size @ block.k.abs()
         ):
             _refuse("dq", q)
-        p = block.dropped(p)
-        want_k += scale * ds.mT @ block.q
-        size_k += size.mT @ block.q.abs()
-        want_v += p.mT @ do
-        size_v += block.dropped(block.of_p).mT @ do.abs()
-    sums = [("dk", dk, want_k, size_k), ("dv", dv, want_v, size_v)]
-    for name, got, want, bound in sums if rows is not None else ():
-        if got is not None and _differs(got, want, bound):
-            _refuse(name, q)
+        of_k.add(ds.mT @ block.q, size.mT @ block.q.abs())
+        of_v.add(
+            block.dropped(block.p).mT @ do, block.dropped(block.of_p).mT @ do.abs()
+        )
+        by_query = (q.size(0), q.size(1), some.stop - some.start, -1)
+        of_bias.add(
+            of_scores.dx.reshape(by_query), of_scores.of_dx.reshape(by_query), some
+        )
+        of_sink.add(
+            of_scores.dsink.reshape(by_query).sum((0, 2, 3)),
+            of_scores.of_dsink.reshape(by_query).sum((0, 2, 3)),
+        )
+    for result in sums if rows is not None else ():
+        if result.differs():
+            _refuse(result.name, q)
     _state.checked += 1
 
 
-def _score_gradient(
+class _Sum:
+    """A gradient that every block of rows adds to; None is not looked at."""
+
+    def __init__(self, name: str, got: Tensor | None, like: Tensor | None) -> None:
+        self.name, self.got = name, got
+        if got is not None:
+            assert like is not None
+            self.want = torch.zeros_like(like, dtype=torch.float64)
+            self.size = torch.zeros_like(self.want)
+
+    def add(self, want: Tensor, size: Tensor, rows: slice | None = None) -> None:
+        """Add a block, of some rows, and what its rounding is relative to."""
+        if self.got is None:
+            return
+        for total, block in ((self.want, want), (self.size, size)):
+            if rows is not None and total.size(2) != 1:
+                total = total[:, :, rows]
+            total += block.sum_to_size(total.shape)
+
+    def differs(self) -> bool:
+        if self.got is None:
+            return False
+        size = self.size + _ULP[self.got.dtype] * self.want.abs()  # its own rounding
+        return _differs(self.got, self.want, size)
+
+
+@dataclasses.dataclass
+class _ScoreGradients:
+    """Of a block; of_...: what the rounding of each is relative to."""
+
+    dx: Tensor  # (B, Hk, r, Sk), of scores behind softcap and bias
+    of_dx: Tensor
+    ds: Tensor  # (B, Hk, r, Sk), before the softcap
+    of_ds: Tensor
+    dsink: Tensor  # (B, Hk, r, 1), or of a sink that is not there
+    of_dsink: Tensor
+
+
+def _score_gradients(
     block: _Block, do: Tensor, dlse: Tensor | None, halves: bool
-) -> tuple[Tensor, Tensor]:
-    """dS of a block, and what its rounding is relative to."""
-    p = block.p
+) -> _ScoreGradients:
+    p, sink = block.p, block.weights.sink
     dp = block.dropped(do @ block.v.mT)
     size = block.dropped(do.abs() @ block.v.abs().mT)
-    e = dp - (p * dp).sum(-1, keepdim=True)
-    size = size + (p * size).sum(-1, keepdim=True)
+    of_sum = -(p * dp).sum(-1, keepdim=True)
+    of_sum_size = (p * size).sum(-1, keepdim=True)
+    of_sum_error = (block.of_wide_p * size).sum(-1, keepdim=True)
     if dlse is not None:
         of_lse = block.of(dlse.unsqueeze(-1))
-        e, size = e + of_lse, size + of_lse.abs()
-    size = block.of_p * size
-    ds = p * e
+        of_sum, of_sum_size = of_sum + of_lse, of_sum_size + of_lse.abs()
+    dx = p * (dp + of_sum)
+    size = size + of_sum_size
+    of_dx, ds, of_ds = block.of_wide_p * size, dx, block.of_p * size
     if block.weights.slope is not None:
         # 1 - t^2 of the softcap cancels where it is saturated.
-        size = size + ds.abs() * 2.0**-20
-        ds = ds * block.weights.slope
+        of_ds = of_ds + dx.abs() * 2.0**-20
+        ds = dx * block.weights.slope
     if halves:
         # dS goes through fp16, scaled to the largest of its tile.
-        size = size + 2.0**-22 * ds.abs().amax((-2, -1), keepdim=True)
-    return ds, size
+        of_ds = of_ds + 2.0**-22 * ds.abs().amax((-2, -1), keepdim=True)
+    of_dsink = block.of_sink * of_sum_size + sink * of_sum_error
+    return _ScoreGradients(dx, of_dx, ds, of_ds, sink * of_sum, of_dsink)

@@ -10,7 +10,7 @@ from helpers import builtin, needs_simulator, qkv, relative_error
 
 import flash_attn_rocm as fa
 import hipsim
-from flash_attn_rocm import Reason, _chunked, _guard, _ops, _verify
+from flash_attn_rocm import Reason, _chunked, _guard, _ops, _served, _verify
 from flash_attn_rocm._features import Features
 
 pytestmark = needs_simulator
@@ -148,6 +148,22 @@ def test_torch_ops_give_the_kernels_output_and_log_sum_exp(name):
     out, lse = _chunked.forward(q, k, v, features)
     torch.testing.assert_close(out, want_out, rtol=2e-5, atol=2e-5)
     torch.testing.assert_close(lse, want_lse, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_of_float32_behind_torch_ops_are_rounded_once():
+    tensors = qkv(1, 2, 70, 64, dtype=torch.float32)
+    none, features = torch.empty(0), Features(scale=0.125)
+    saved = _ops.op(*tensors, *features.op_args(none), True)
+    dout = torch.randn(saved[0].shape, generator=torch.Generator().manual_seed(1))
+    wanted = _ops.WANT_DQ | _ops.WANT_DK | _ops.WANT_DV
+    hipsim.set_fault("launch:nth=1")
+    options = (*features.op_args(none), wanted, False)
+    grads = _served.backward(dout, none, *tensors, *saved, *options)
+    assert fa.last_call().reason is Reason.FAILED
+    exact = [t.double().requires_grad_() for t in tensors]
+    want = torch.autograd.grad(builtin()(*exact), exact, dout.double())
+    for got, grad in zip(grads, want):
+        assert relative_error(got, grad) <= 2.0**-24
 
 
 def test_rows_without_keys_and_empty_inputs():

@@ -10,7 +10,7 @@ from helpers import builtin, needs_simulator, qkv
 
 import flash_attn_rocm as fa
 import hipsim
-from flash_attn_rocm import FlashAttnError, Reason, _guard, _verify
+from flash_attn_rocm import FlashAttnError, Reason, _guard, _ops, _served, _verify
 from flash_attn_rocm._features import Features
 
 pytestmark = needs_simulator
@@ -105,7 +105,7 @@ def test_wrong_results_are_found_beside_a_bias_that_is_far_larger(dtype, low):
         _verify.check_forward(q, k, v, features, out)
     changes = {"checked": 1, "mismatches": 1}
     grads[0][0, 1, 0, 3] += 0.5
-    gradients = (q, k, v, features, dout, None, grads)
+    gradients = (q, k, v, features, dout, None, (*grads, None, None))
     if low < -(2.0**20) and dtype is not torch.float16:
         _verify.check_backward(*gradients)
         changes["unchecked"] = 1
@@ -168,10 +168,43 @@ def test_a_wrong_gradient_is_found(wrong, causal):
     dout = torch.randn_like(out)
     grads = torch.autograd.grad(out, leaves, dout)
     features = Features(scale=0.125, causal=int(causal))
-    _verify.check_backward(q, k, v, features, dout, None, grads)
+    _verify.check_backward(q, k, v, features, dout, None, (*grads, None, None))
     grads[wrong][0, 0, 69, 63] += 0.5
     with pytest.raises(_verify.Rejected, match=["dq", "dk", "dv"][wrong]):
-        _verify.check_backward(q, k, v, features, dout, None, grads)
+        _verify.check_backward(q, k, v, features, dout, None, (*grads, None, None))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 90), (2, 4, 70, 90), (1, 4, 70, 1)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_wrong_gradient_of_bias_or_sink_is_found(shape, dtype, monkeypatch):
+    """Also where blocks of rows add to it, and behind the op of compiled graphs."""
+    monkeypatch.setattr(_verify, "_ELEMENTS", 16 * 8 * 90)
+    q, k, v = qkv(2, 4, 70, 40, heads_k=2, length_k=90, dtype=dtype)
+    bias = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    features = Features(
+        scale=0.2,
+        bias=bias.to(dtype),
+        sink=torch.tensor([0.3, 2.0, -1.0, 0.0], dtype=wide),
+        softcap=3.0,
+        causal=_ops.CAUSAL_BOTTOM_RIGHT,
+    )
+    none = torch.empty(0, dtype=dtype)
+    made = _ops.op(q, k, v, *features.op_args(none), True)
+    dout = torch.randn(made[0].shape, generator=torch.Generator().manual_seed(2))
+    dout = dout.to(dtype)
+    wanted = _ops.WANT_DBIAS | _ops.WANT_DSINK
+    *_, dbias, dsink = _served.backward(
+        dout, none.to(wide), q, k, v, *made, *features.op_args(none), wanted, False
+    )
+    for wrong, name in enumerate((None, "dbias", "dsink")):
+        grads = [None, None, None, dbias.clone(), dsink.sum((0, 2))]
+        if name is None:
+            _verify.check_backward(q, k, v, features, dout, None, tuple(grads))
+            continue
+        grads[2 + wrong].view(-1)[-1] += 0.5
+        with pytest.raises(_verify.Rejected, match=name):
+            _verify.check_backward(q, k, v, features, dout, None, tuple(grads))
 
 
 def test_of_a_large_call_one_head_is_looked_at(monkeypatch):
@@ -189,7 +222,7 @@ def test_of_a_large_call_one_head_is_looked_at(monkeypatch):
         found = 0
         for _ in range(60):
             try:
-                _verify.check_backward(*call, (*grads[:2], dv))
+                _verify.check_backward(*call, (*grads[:2], dv, None, None))
             except _verify.Rejected:
                 found += 1
         assert 0 < found < 60
