@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from . import standin
-from .compilers import Clang, find_clang, run, usable_archs, wanted_archs
+from .compilers import Clang, find_clang, usable_archs, wanted_archs
 from .products import (
     KERNELS,
     BuildError,
@@ -174,7 +174,7 @@ def _build_one(
     hipsim = load_simulator(library)  # before a minute of compiling: is it there?
     with tempfile.TemporaryDirectory(prefix="fa-kernels-") as folder:
         made = Path(folder, "fa.co")
-        done = run(clang.command(arch, source, made))
+        done = clang.make(arch, source, made)
         if done.returncode != 0:
             raise GateError(f"{arch}: {source} does not compile\n{done.stderr}")
         image = made.read_bytes()

@@ -75,16 +75,33 @@ class Clang:
         target = f"--offload-arch={arch}"
         return [str(self.path), *FLAGS, target, str(source), "-o", str(output)]
 
+    def make(
+        self, arch: str, source: Path, output: Path
+    ) -> subprocess.CompletedProcess[str]:
+        """Makes one code object, in a folder that the caller removes.
+
+        clang leaves empty folders behind where it keeps temporary files: so there.
+        """
+        environ = {**os.environ, "TMPDIR": str(output.parent)}
+        return run(self.command(arch, source, output), environ)
+
     def knows(self, arch: str) -> bool:
         """Whether this compiler has the architecture."""
         return _try_arch(self.path, arch) == ""
 
 
-def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+def run(
+    command: list[str], environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Runs a tool to its end with its output captured; never raises for it."""
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, errors="replace", check=False
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            env=environ,
         )
     except OSError as error:
         return subprocess.CompletedProcess(command, 127, "", str(error))
@@ -96,7 +113,7 @@ def _try_arch(path: Path, arch: str) -> str:
         source = Path(folder, "trial.hip")
         source.write_text(_TRIAL, encoding="utf-8")
         clang = Clang(path, "")
-        done = run(clang.command(arch, source, Path(folder, "trial.co")))
+        done = clang.make(arch, source, Path(folder, "trial.co"))
     if done.returncode == 0:
         return ""
     lines = done.stderr.strip().splitlines()

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -258,6 +259,18 @@ def test_an_unchanged_kernel_is_not_built_again(tmp_path, any_clang):
     assert manifest.keys() == {"gfx906_f16", "gfx906_f64"}
     assert manifest["gfx906_f64"]["arch"] == "gfx906"
     assert "clang version" in manifest["gfx906_f16"]["compiler"]
+
+
+@needs_library
+def test_a_build_leaves_no_temporary_files_behind(tmp_path, any_clang, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    environ = {"FA_CLANG": str(any_clang.path), "PATH": PATH}
+    sources = small_sources(tmp_path / "kernels")
+    code_objects.build_code_objects(tmp_path / "code", LIBRARY, print, environ, sources)
+    assert list(temporary.iterdir()) == []
 
 
 @needs_library
