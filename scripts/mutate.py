@@ -43,6 +43,11 @@ from typing import Any, NamedTuple
 import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from build_support.products import KERNELS as SOURCES  # noqa: E402
+from build_support.products import variants  # noqa: E402
+
 BUILD = ROOT / "build" / "mutate"
 COMPILERS = ("clang-22", "clang-15")
 SEEDS = 3  # orders of the waves for barriers; others act in one wave
@@ -93,7 +98,7 @@ REGIMES = [
 # numbers (fp16 pairs, bfloat16 scaled to them or expanded, fp32, fp64), and whether
 # owned rows stay in LDS or are streamed.
 KERNELS = [
-    *("fa_prepare", "fa_prepare_f64"),
+    *("fa_prepare", "fa_prepare_f64", "fa_prepare_exact32"),
     *("fa_fwd_f16_d64_plain", "fa_bwd_kv_f16_d64_plain", "fa_bwd_q_f16_d64_plain"),
     *("fa_fwd_f16_d128_plain", "fa_bwd_kv_f16_d128_plain", "fa_bwd_q_f16_d128_plain"),
     *("fa_fwd_bf16_d64_plain", "fa_bwd_kv_bf16_d64_plain", "fa_bwd_q_bf16_d64_plain"),
@@ -101,6 +106,8 @@ KERNELS = [
     *("fa_fwd_exact16_d64_plain", "fa_bwd_kv_exact16_d64_plain"),
     *("fa_bwd_q_exact16_d64_plain", "fa_bwd_kv_f32_d64_plain"),
     *("fa_fwd_f64_d32_plain", "fa_bwd_kv_f64_d32_plain", "fa_bwd_q_f64_d32_plain"),
+    *("fa_fwd_exact32_d64_full", "fa_bwd_kv_exact32_d64_full"),
+    "fa_bwd_q_exact32_d64_full",
 ]
 # What else there is code for: (symbols, regular expression; how many sites at most; why
 # no call reaches them).
@@ -119,10 +126,8 @@ KNOWN = ("reported", "satisfied", "covered", "once", "no call", "never runs")
 
 def unit_of(symbol: str) -> str:
     """The name of the code object that holds a kernel."""
-    if "f64" in symbol:
-        return "fa_gfx906_f64.co"
-    wide = symbol == "fa_prepare" or "f32" in symbol or "exact16" in symbol
-    return f"fa_gfx906_{'f32' if wide else 'f16'}.co"
+    (unit,) = (row.unit for row in variants(SOURCES) if row.symbol == symbol)
+    return f"fa_gfx906_{unit}.co"
 
 
 @dataclasses.dataclass

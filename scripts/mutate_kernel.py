@@ -45,19 +45,21 @@ def named(name: str) -> Family:
 def families_with(symbol: str) -> tuple[list[Family], str]:
     """The families whose calls launch `symbol`, and what it does there.
 
-    fa_prepare serves all but float64, by numbers of 2 and of 4 bytes and with more or
-    less to find out; the head dims are such that its loop has several rounds. What
-    computes 16 bits in fp32 serves strict bfloat16, what does not fit of bfloat16, and
-    float16 with few channels.
+    fa_prepare serves what is computed in no more than fp32, by numbers of 2 and of 4
+    bytes and with more or less to find out; the head dims are such that its loop has
+    several rounds. What computes 16 bits in fp32 serves strict bfloat16, what does not
+    fit of bfloat16, and float16 with few channels.
     """
     if symbol == "fa_prepare":
         return [named(n) for n in ("bf16_d128", "f16_d128", "f32_d128")], "prepare"
     if symbol == "fa_prepare_f64":
         return [named("f64_d64")], "prepare"
+    if symbol == "fa_prepare_exact32":
+        return [named("f32_exact_d128")], "prepare"
     for family in FAMILIES:
         for role in ("forward", "keys", "queries"):
             if getattr(family, role) == symbol:
-                others = ("bf16", "f16") if "exact" in family.name else ()
+                others = ("bf16", "f16") if "exact16" in symbol else ()
                 return [family, *(named(f"{n}_d{family.dim}") for n in others)], role
     raise SystemExit(f"{symbol}: not a kernel of variants.def")
 
