@@ -36,6 +36,8 @@ BOUND_EPS = {
     torch.float32: 32.0,
     torch.float64: 64.0,
 }
+# float32 computed in float64 and rounded once; seen: 0.70 (dsink), 0.23 in the others.
+_EXACT_EPS = 2.0
 # Results that the sums of dQ's pass have a part in, beyond BOUND_EPS; of 16 bits dk.
 _BY_DELTA = {torch.float32: ("dk", "dbias"), torch.float64: ()}
 # So few that float16 is computed in float32 (own_arith of csrc/host/plan.c).
@@ -213,7 +215,9 @@ def _check_kernel(kernels: tuple[str, ...]) -> None:
 def _compare(family: Family, got: dict[str, Tensor], want: dict[str, Tensor]) -> Wrong:
     """Results that others depend on come first in `got`."""
     wrong: Wrong = {}
-    bound = BOUND_EPS[family.dtype] * torch.finfo(family.dtype).eps
+    exact = family.strict and family.dtype is torch.float32
+    eps = torch.finfo(family.dtype).eps
+    bound = (_EXACT_EPS if exact else BOUND_EPS[family.dtype]) * eps
     for name, result in got.items():
         by_delta = name in _BY_DELTA.get(family.dtype, ("dk",))
         if by_delta and any(x.startswith("fa_bwd_q") for x in wrong):
@@ -248,7 +252,7 @@ def _attention(family: Family, device: str, causal: int, softcap: float) -> Wron
     dq, dk, dv, dbias, dsink = made
     got = {"dq": dq}
     if family.full:
-        got["dsink"] = dsink.sum((0, 2))
+        got["dsink"] = dsink.double().sum((0, 2))
     got.update(dk=dk, dv=dv)
     if family.full:
         got["dbias"] = dbias

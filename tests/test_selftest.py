@@ -89,6 +89,23 @@ def test_flipped_bits_of_lds_are_wrong_and_blamed_on_their_kernel(
 
 
 @needs_simulator
+@pytest.mark.parametrize("strict", [False, True])
+def test_of_float32_in_float64_a_few_roundings_are_too_many(
+    simulated, monkeypatch, strict
+):
+    """As a kernel that lost its float64 would have."""
+    stock = _ops.op
+
+    def coarse(*given):
+        out, *rest = stock(*given)
+        return out * (1.0 + 4 * torch.finfo(torch.float32).eps), *rest
+
+    monkeypatch.setattr(_ops, "op", coarse)
+    name = "forward float32 d64 " + ("full strict" if strict else "plain")
+    assert bool(_selftest_cases.run(family(name), "cpu")) == strict
+
+
+@needs_simulator
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_a_wrong_dsink_is_blamed_on_the_kernel_that_sums_ds(
     simulated, monkeypatch, dtype
