@@ -211,7 +211,7 @@ typedef struct fa_step {
     uint32_t prepare;    /* FA_SET_* that FA_PREPARE looks at; else 0 */
     uint32_t only_unfit; /* as in fa_args */
     bool row_sums;       /* as in fa_args */
-    bool sums_only;  /* FA_BACKWARD_Q: without dq, which a later step makes */
+    bool dq_follows; /* FA_BACKWARD_Q: a later step makes dq, not this one */
     double products; /* multiply-adds, without regard to what is hidden */
 } fa_step;
 

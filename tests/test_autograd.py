@@ -60,6 +60,19 @@ def test_gradients_of_sdpa_are_as_exact_as_the_math_path(dtype, causal):
     assert max(gradient_ratios(grads, q, k, v, dout, causal=which)) <= 1
 
 
+@pytest.mark.parametrize(("length_k", "kind"), [(128, "exact32"), (129, "f32")])
+def test_a_backward_computes_float32_as_its_forward_did(length_k, kind):
+    """On both sides of 2^22 multiply-adds."""
+    q, k, v = leaves(*qkv(1, 2, 128, 64, length_k=length_k, dtype=torch.float32))
+    out = F.scaled_dot_product_attention(q, k, v)
+    assert f"fa_fwd_{kind}_" in fa.last_call().kernel
+    dout = like(out)
+    grads = torch.autograd.grad(out, (q, k, v), dout)
+    names = fa.last_call().kernel.split("+")
+    assert [name.split("_")[3] for name in names] == [kind, kind], names
+    assert max(gradient_ratios(grads, q, k, v, dout, causal=NONE)) <= 1
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lengths", [(5, 12), (12, 5), (1, 1)])
 def test_gradients_of_flash_attn_func_are_bottom_right_causal(dtype, lengths):

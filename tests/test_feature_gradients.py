@@ -488,3 +488,18 @@ def test_a_softcap_far_below_the_scale(kind, scale, cap, zeros):
         least = abs(scale) * 2.0**-52 if name == "dk" else 1e-9 * eps
         size = want[finite].double().abs().max() if finite.any() else 0.0
         assert wrong <= max(16 * eps * size, least), name
+
+
+@pytest.mark.parametrize("dim", [24, 40])
+@pytest.mark.parametrize("keys", [1, 70])
+@pytest.mark.parametrize("kind", ["f32", "f32_exact"])
+def test_rows_of_one_key_have_no_gradients_of_scores_without_a_residue(kind, keys, dim):
+    """Delta is then added up just as dP is, in kernels of every head dim."""
+    p = make(kind, 67, keys, dim)
+    if keys > 1:
+        own = torch.arange(67, device=DEVICE).unsqueeze(1) % keys
+        p = p.but(mask=torch.arange(keys, device=DEVICE).eq(own)[None, None])
+    saved = forward(p, needs_grad=False)
+    assert saved.out_lo.numel() == 0
+    dq, dk, *_ = backward(p, saved)
+    assert not dq.any() and not dk.any()

@@ -326,14 +326,28 @@ static void fill_rows(fa_call *call, const fa_problem *p, const fa_gradients *g,
     }
 }
 
+/* fa_args.apart of what the passes of a plan form dP with. */
+static uint32_t granules_apart(const fa_plan *plan)
+{
+    for (int i = 0; i < plan->count; i++) {
+        const fa_variant *row = plan->step[i].variant;
+        if (row->pass == FA_BACKWARD_KV || row->pass == FA_BACKWARD_Q) {
+            return row->arith == FA_F32 ? FA_APART_GRANULES(row->dim) : 0;
+        }
+    }
+    return 0;
+}
+
 static void fill_prepare(fa_call *call, const fa_problem *p,
-                         const fa_gradients *g, const fa_step *step, void *rows)
+                         const fa_gradients *g, const fa_plan *plan,
+                         const fa_step *step, void *rows)
 {
     const uint32_t prepare = step->prepare;
     const bool makes_rows = (prepare & FA_SET_DOUT) != 0;
     call->args.prepare = prepare;
     call->args.prepare_blocks = step->grid[0] / FA_PREPARED;
     if (!step->row_sums) {
+        call->args.apart = granules_apart(plan);
         add_tensors(call, p, g, makes_rows ? prepare | FA_SET_OUT : prepare, 0);
     }
     if (makes_rows) {
@@ -411,7 +425,7 @@ void fa_call_fill(const fa_problem *p, const fa_gradients *g,
         fill_forward(call, p);
         break;
     case FA_PREPARE:
-        fill_prepare(call, p, g, step, rows);
+        fill_prepare(call, p, g, plan, step, rows);
         arrays = step->row_sums ? 0 : step->prepare;
         scales = true;
         access = FA_WRITE;
@@ -421,8 +435,11 @@ void fa_call_fill(const fa_problem *p, const fa_gradients *g,
         arrays |= FA_SET_DOUT;
         break;
     case FA_BACKWARD_Q:
-        fill_backward(call, p, g, step, step->sums_only ? 0 : FA_SET_DQ, rows);
+        fill_backward(call, p, g, step, step->dq_follows ? 0 : FA_SET_DQ, rows);
         arrays |= FA_SET_DOUT;
+        /* It leaves out softcap's slope beside row sums: FA_SUMS_ROWS. */
+        assert(!fa_is_exact32(p) || !step->row_sums ||
+               call->args.dq.data == NULL);
         break;
     case FA_BACKWARD_BIAS:
         fill_bias(call, p, g, step, rows);

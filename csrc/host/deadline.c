@@ -13,7 +13,8 @@ int64_t fa_now_ns(void)
 }
 
 /* What a card of 60 compute units at 1.7 GHz does when it is doing badly: a
- * quarter of its peak, in multiply-adds per nanosecond. */
+ * quarter of its peak, in multiply-adds per nanosecond.  (Of the Radeon VII,
+ * whose fp64 is half as fast, half of that.) */
 static double rate_of(fa_dtype arith)
 {
     return arith == FA_F64 ? 800.0 : arith == FA_F32 ? 1600.0 : 3200.0;

@@ -9,8 +9,8 @@
  *   backward  float16                     PREPARE v dout; Q; PREPARE dout; KV
  *             float32                     PREPARE dout; Q; PREPARE dout; KV
  *             float64                     PREPARE dout; KV; Q
- *             small float32 (in fp64)     PREPARE dout; Q for sums; PREPARE dout;
- *                                         Q; KV
+ *             small float32 (in fp64)     PREPARE dout; Q for sums;
+ *                                         PREPARE dout; Q; KV
  *             bfloat16                    PREPARE q k v dout; Q in fp16, the
  *                                         same in fp32 for what did not fit;
  *                                         PREPARE dout; KV likewise
@@ -23,8 +23,8 @@
  * dk, dbias and dsink need a better delta than the output gives.  Q then makes
  * row sums, and a second PREPARE corrects delta by them: before KV for dk, else
  * before BIAS.  Without all three, and in float64, KV goes first.  In fp64 the
- * rounding of a float32 output is the largest error by far, so that dq takes the
- * corrected delta, too.
+ * rounding of a float32 output is the largest error by far, so that dq takes
+ * the corrected delta, too.
  *
  * A problem with any of FA_HAS_* takes the rows of level FA_FULL, all others
  * those of FA_PLAIN where there are any.
@@ -304,12 +304,13 @@ fa_status fa_plan_forward(const fa_problem *p, fa_plan *plan, fa_error *error)
     return status;
 }
 
-/* Whether dQ and dK take the corrected delta. */
+/* Whether dQ takes the corrected delta. */
 static bool corrects_queries(const fa_problem *p, const fa_gradients *g)
 {
     return fa_is_exact32(p) && (g->wanted & FA_WANT_DQ) != 0;
 }
 
+/* Whether dK does. */
 static bool corrects_keys(const fa_problem *p, const fa_gradients *g)
 {
     return p->q.dtype != FA_F64 && (g->wanted & FA_WANT_DK) != 0;
@@ -365,7 +366,7 @@ static fa_status add_passes(const fa_problem *p, const fa_gradients *g,
     const bool corrects = corrects_passes(p, g);
     const bool kv = (g->wanted & (FA_WANT_DK | FA_WANT_DV)) != 0;
     const fa_step usual = {0};
-    const fa_step q = {.row_sums = corrects_delta(p, g), .sums_only = again};
+    const fa_step q = {.row_sums = corrects_delta(p, g), .dq_follows = again};
     fa_status status = FA_OK;
     if (kv && !corrects) {
         status = add_pass(p, plan, FA_BACKWARD_KV, fast, usual, error);
@@ -485,7 +486,7 @@ fa_status fa_plan_backward(const fa_problem *p, const fa_gradients *g,
 bool fa_step_is_main(const fa_step *step)
 {
     return step->variant->pass != FA_PREPARE && step->only_unfit == 0 &&
-           !step->sums_only;
+           !step->dq_follows;
 }
 
 void fa_plan_symbols(const fa_plan *plan, char text[FA_SYMBOLS_CHARS])

@@ -52,9 +52,9 @@ fa_status fa_check_feature_gradients(const fa_problem *problem,
 
 /* -- plan.c ---------------------------------------------------------------- */
 
-/* Whether a problem of float32 is computed in double.  The errors of a small one
- * are a handful of roundings of float that do not average out, and most of its
- * time is that of launches; of others double takes twice the time on gfx906. */
+/* Whether a problem of float32 is computed in double.  The errors of a small
+ * one are a handful of roundings of float that do not average out, and launches
+ * are most of its time, unless a single row sees thousands of keys. */
 bool fa_is_exact32(const fa_problem *problem);
 
 /* The type of fa_args.rows. */

@@ -27,7 +27,7 @@ typedef enum fa_dtype { FA_F16 = 0, FA_BF16, FA_F32, FA_F64 } fa_dtype;
 typedef enum fa_pass {
     FA_FORWARD,     /* q k v -> out, lse and, if not NULL, lse_lo and out_lo */
     FA_PREPARE,     /* what the other passes need to know of whole rows */
-    FA_BACKWARD_KV, /* dk and dv, each if not NULL; in fp32 it reads them, too */
+    FA_BACKWARD_KV, /* dk and dv, each if not NULL; in fp32 it reads them too */
     FA_BACKWARD_Q,  /* dq if not NULL; row sums if wanted */
     FA_BACKWARD_BIAS, /* dbias, summed over the dimensions where bias is of size
                        * 1; in fp32 or fp64 arithmetic */
@@ -144,8 +144,8 @@ typedef struct fa_args {
     fa_view bias;   /* (B, H, Sq, Sk), broadcast by strides of 0; added to the
                      * scaled score; data NULL: none */
     fa_view mask;   /* (B, H, Sq, Sk) bytes, likewise; 0: not seen */
-    fa_view
-        dbias; /* as bias, of size 1 where that is broadcast; FA_BACKWARD_BIAS */
+    fa_view dbias;  /* as bias, of size 1 where that is broadcast;
+                    * FA_BACKWARD_BIAS */
     fa_blocks blocks;
     const fa_span_of_row
         *span_q; /* (Sq), instead of the diagonals; NULL: none */
@@ -208,8 +208,15 @@ typedef struct fa_args {
     uint32_t row_sums;   /* 1: FA_BACKWARD_Q puts what the dS of a query add up
                         * to, before softcap's slope and rounding, in place of
                         * FA_DS_SUM, and the FA_PREPARE behind it makes of that
-                        * the delta of these dP, for dk, dbias and dsink */
+                        * the delta of these dP, for what comes after it; in
+                        * FA_EXACT32 dq.data is NULL then */
+    uint32_t apart; /* FA_PREPARE: of so many granules the passes behind it sum
+                     * products apart (fa_multiply_chunk); 0: of all */
 } fa_args;
+
+/* Granules of fp32 whose products a kernel of a head dim sums apart and then
+ * adds, so that the roundings of long sums do not add up. */
+#define FA_APART_GRANULES(DIM) ((DIM) > 32 ? 8 : 4)
 
 /* -- rotary positions ------------------------------------------------------ */
 

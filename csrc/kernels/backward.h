@@ -19,8 +19,8 @@
  * Types   by KIND, see number.h; all sums fp32, or fp64.  With fp16 operands
  *         P is fp16 times 2^12, and dS fp16 times a power of two that follows
  *         from the norms of dO's and V's rows (|P (dP - delta)| is at most
- *         half their product, so it never overflows); see fa_lift.  What dS lack
- *         in their sum is made up for in dQ: due.h.
+ *         half their product, so it never overflows); see fa_lift.  What dS
+ *         lack in their sum is made up for in dQ: due.h.
  * Units   base 2 as in forward.h, without a running maximum: PREPARE made
  *         shift and bias of the LSE.  dLSE is in delta.
  * Grid    FA_BACKWARD_KV: x = ceil(Sk / ROWS), y = Hk, z = B.
@@ -46,8 +46,8 @@
 #include "tour.h"
 #include "weigh.h"
 
-/* Stores sums[i] * factor as rows of a gradient, or adds it to them.  Of the LDS
- * what is behind the owned rows is used, with a barrier if at all. */
+/* Stores sums[i] * factor as rows of a gradient, or adds it to them.  Of the
+ * LDS what is behind the owned rows is used, with a barrier if at all. */
 template <int KIND, int DIM, int OWN, int LDS_BYTES>
 static FA_DEVICE void
 fa_store_gradient(fa_args_in a, int view, uint32_t set, uint32_t place,
@@ -142,9 +142,9 @@ static FA_DEVICE uint32_t fa_query_place(uint32_t own, uint32_t walked)
 }
 
 /* The tile behind t: of the next head that shares the keys if this one has no
- * more, and behind the last one those of the evenings; FA_NO_TILE, or one that is
- * not below range.end, at the end.  heads: still to walk over.  place: of the
- * walked rows.  start: the first tile. */
+ * more, and behind the last one those of the evenings; FA_NO_TILE, or one that
+ * is not below range.end, at the end.  heads: still to walk over.  place: of
+ * the walked rows.  start: the first tile. */
 template <int KIND, int PASS, int LEVEL>
 static FA_DEVICE int fa_coming(fa_args_in a, fa_tour *tour,
                                fa_evenings *evenings, int *heads,

@@ -25,8 +25,9 @@
 #define FA_EVENS_OUT(KIND, PASS) \
     (!FA_IS_DOUBLE(KIND) && (PASS) == FA_BACKWARD_Q)
 
-/* Tiles to an evening step: 64 keys stand for so many, and what they do not have
- * in common with the others is an error that must not grow with their number. */
+/* Tiles to an evening step: 64 keys stand for so many, and what they do not
+ * have in common with the others is an error that must not grow with their
+ * number. */
 enum { FA_EVEN_EVERY = 16 };
 
 /* What is given is small, so sums and shares in fp16 are times this. */
@@ -254,8 +255,8 @@ static FA_DEVICE void fa_even_out(fa_due<OWN> *due, fa_args_in a,
     }
 }
 
-/* fa_args.row_sums.  (Rows past the end read the last row's numbers but use none
- * of them, so that no barrier is needed.) */
+/* fa_args.row_sums.  (Rows past the end read the last row's numbers but use
+ * none of them, so that no barrier is needed.) */
 template <int OWN, typename Number>
 static FA_DEVICE void fa_store_row_sums(fa_args_in a, const Number sums[OWN],
                                         uint32_t place, int first, float whole,

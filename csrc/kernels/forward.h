@@ -141,12 +141,12 @@ fa_store_rows(fa_args_in a, const fa_rows<KIND, DIM, OWN> *rows, int first,
 {
     typedef fa_shape<KIND, DIM, OWN> shape;
     typedef FA_NUMBER(KIND) number;
+    typedef FA_OUTER(KIND) outer;
     const number ln2 = (number)0.6931471805599453;
     int head = (int)(fa_uniform(place) & 0xffff);
     int batch = (int)(fa_uniform(place) >> 16);
     int64_t start = ((int64_t)batch * a->heads + head) * a->seqlen_q;
-    FA_GLOBAL FA_OUTER(KIND) *lse =
-        (FA_GLOBAL FA_OUTER(KIND) *)a -> lse + start;
+    FA_GLOBAL outer *lse = (FA_GLOBAL outer *)a->lse + start;
     bool wide = (a->wide & FA_SET_OUT) != 0;
     int parts = a->out_lo.data == nullptr ? 1 : 2;
     number share[OWN];

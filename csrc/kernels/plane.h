@@ -14,8 +14,8 @@
  * equal, and LSE is still a number that fp32 and its residue can hold. */
 #define FA_LOWEST_BIAS (-0x1p30f)
 
-/* FA_EXACT32: beside one below this fp32 would keep nothing of a score.  What is
- * "masked" that way is to be what it is in programs of fp32. */
+/* FA_EXACT32: beside one below this fp32 would keep nothing of a score.  What
+ * is "masked" that way is to be what it is in programs of fp32. */
 #define FA_HIDING_BIAS (-0x1p28f)
 
 /* A tile of a (Sq, Sk) matrix. */

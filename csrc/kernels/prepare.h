@@ -10,8 +10,8 @@
  * or with row_sums, behind FA_BACKWARD_Q, a corrected delta and dsink alone.
  *
  * Shapes  as in args.h.  x of q, k, v, dout.
- * Types   KIND is FA_F32 for 16-bit and fp32 tensors alike; FA_F64 and FA_EXACT32
- *         need rows only.
+ * Types   KIND is FA_F32 for 16-bit and fp32 tensors alike; FA_F64 and
+ *         FA_EXACT32 need rows only.
  * Grid    x = 4 * prepare_blocks, tensor after tensor; y = H; z = B.
  *         Workgroups without rows leave at once.
  * Lanes   8 lanes share a row, 32 rows at a time.
@@ -330,11 +330,10 @@ static FA_DEVICE Sum fa_delta_in_order(fa_args_in a, int batch, int head,
     fa_global_in x = fa_row_at(&a->dout, batch, head, row, BYTES);
     fa_global_in out = fa_row_at(&a->out, batch, head, row, BYTES);
     int channels = a->head_dim_v;
-    int apart = FA_CHUNK_GRANULES; /* of fp32 */
+    int apart = (int)a->apart;
     Sum sum = 0;
     Sum part = 0;
 
-    apart /= fa_max_int(a->head_dim, channels) > 32 ? 1 : 2;
 #pragma unroll 1
     for (int g = 0; g * GRANULE < channels; g++) {
         if (wide) {
@@ -357,7 +356,7 @@ static FA_DEVICE Sum fa_delta_in_order(fa_args_in a, int batch, int head,
                               part);
             }
         }
-        if (BYTES == 4 && (g + 1) % apart == 0) {
+        if (BYTES == 4 && apart > 0 && (g + 1) % apart == 0) {
             sum += part;
             part = 0;
         }

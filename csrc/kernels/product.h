@@ -56,8 +56,9 @@ static FA_DEVICE void fa_clear_products(Number s[OWN][FA_WALKED])
 }
 
 /* S += own . walked over granules from .. to - 1 of a chunk.  One granule at a
- * time: unrolling further makes the compiler hoist all LDS reads and spill.  XOR
- * with the granule's offset undoes the granule order that stage.h describes. */
+ * time: unrolling further makes the compiler hoist all LDS reads and spill.
+ * XOR with the granule's offset undoes the granule order that stage.h
+ * describes. */
 template <int KIND, int OWN>
 static FA_DEVICE void fa_multiply_rows(FA_NUMBER(KIND) s[OWN][FA_WALKED],
                                        fa_lds own, fa_lds walk, int from,
@@ -96,17 +97,16 @@ static FA_DEVICE void fa_multiply_rows(FA_NUMBER(KIND) s[OWN][FA_WALKED],
     }
 }
 
-/* The same for the first `granules` of a chunk.  fp32: 32 channels (of few: 16)
- * are summed apart and then added, so that the roundings of long rows do not add
- * up.  This must not depend on the pass: the backward needs the forward's S to
- * the bit. */
+/* The same for the first `granules` of a chunk; of fp32 by FA_APART_GRANULES.
+ * This must not depend on the pass: the backward needs the forward's S to the
+ * bit. */
 template <int KIND, int DIM, int OWN>
 static FA_DEVICE void fa_multiply_chunk(FA_NUMBER(KIND) s[OWN][FA_WALKED],
                                         fa_lds own, fa_lds walk, int granules,
                                         uint32_t tid)
 {
     if constexpr (KIND == FA_F32) {
-        enum { APART = DIM > 32 ? FA_CHUNK_GRANULES : FA_CHUNK_GRANULES / 2 };
+        enum { APART = FA_APART_GRANULES(DIM) };
 #pragma unroll 1
         for (int from = 0; from < granules; from += APART) {
             float part[OWN][FA_WALKED];

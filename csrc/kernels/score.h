@@ -17,8 +17,9 @@
 #include "philox.h"
 #include "plane.h"
 
-/* Whether a pass for dQ that makes row sums (fa_args.row_sums) makes those alone,
- * so that softcap's slope has no part in it. */
+/* Whether a pass for dQ that is to make row sums (fa_args.row_sums) makes those
+ * alone: softcap's slope has no part in it then.  It forms dS K all the same,
+ * whose operands are on their way when dS is known. */
 #define FA_SUMS_ROWS(KIND, PASS) \
     ((KIND) == FA_EXACT32 && (PASS) == FA_BACKWARD_Q)
 
@@ -100,10 +101,11 @@ static FA_DEVICE void fa_add_alibi(FA_NUMBER(KIND) s[OWN][FA_WALKED],
                                    int walked, uint32_t tid)
 {
     typedef FA_NUMBER(KIND) number;
+    typedef FA_OUTER(KIND) outer;
     enum { KV = PASS == FA_BACKWARD_KV };
     uint32_t at = fa_uniform(place);
-    number slope = ((const FA_GLOBAL FA_OUTER(
-        KIND) *)a->alibi)[(int64_t)(at >> 16) * a->alibi_batch + (at & 0xffff)];
+    const FA_GLOBAL outer *slopes = (const FA_GLOBAL outer *)a->alibi;
+    number slope = slopes[(int64_t)(at >> 16) * a->alibi_batch + (at & 0xffff)];
     number walks[FA_WALKED];
 
 #pragma unroll

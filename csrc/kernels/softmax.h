@@ -51,11 +51,12 @@ static FA_DEVICE void fa_start_rows(fa_rows<KIND, DIM, OWN> *rows,
                                     fa_args_in a, uint32_t place, uint32_t tid)
 {
     typedef FA_NUMBER(KIND) number;
+    typedef FA_OUTER(KIND) outer;
     bool with_sink = LEVEL == FA_FULL && a->sink != nullptr;
     bool mine = (tid & (FA_IS_HALF(KIND) ? 3 : 7)) == 0; /* see fa_sums_of */
-    number sink = with_sink ? ((const FA_GLOBAL FA_OUTER(
-                                  KIND) *)a->sink)[fa_uniform(place) & 0xffff]
-                            : (number)0;
+    const FA_GLOBAL outer *sinks = (const FA_GLOBAL outer *)a->sink;
+    number sink =
+        with_sink ? (number)sinks[fa_uniform(place) & 0xffff] : (number)0;
 
 #pragma unroll
     for (int i = 0; i < OWN; i++) {

@@ -237,9 +237,10 @@ fa_walk_rows(typename L::number s[L::OWN][FA_WALKED], fa_args_in a,
 }
 
 /* sum += weights * rows.  The first stage is in `staged`.  scale: FA_BF16, of
- * the columns.  clear: see fa_commit_columns; returns what it does.  APART: these
- * rows are summed before they are added, because the roundings of thousands of
- * rows add up; rest: NULL, or those of the sums of sums. */
+ * the columns.  clear: see fa_commit_columns; returns what it does.  APART:
+ * these rows are summed before they are added, because the roundings of
+ * thousands of rows add up.  rest, with APART: NULL, or what rounding took from
+ * sum. */
 template <typename L, bool APART>
 static FA_DEVICE bool
 fa_walk_columns(typename L::number sum[L::OWN][L::shape::CHANNELS],

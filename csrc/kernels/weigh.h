@@ -34,9 +34,10 @@ struct fa_backward_layout : FA_BACKWARD_BASE(KIND, DIM, OWN, PASS) {
 #define FA_TAKES_EARLY(KIND, LEVEL) \
     ((LEVEL) == FA_PLAIN && (KIND) != FA_BF16 && (KIND) != FA_F32)
 
-/* Long sums of fp32 would collect the roundings of thousands of rows.  So 64 are
- * summed apart (fa_walk_columns); keys have two sets of sums and no registers for
- * a third, and put away into the gradient what an epoch of tiles gave. */
+/* Long sums of fp32 would collect the roundings of thousands of rows.  So 64
+ * are summed apart (fa_walk_columns); keys have two sets of sums and no
+ * registers for a third, and put away into the gradient what an epoch of tiles
+ * gave. */
 #define FA_SUMS_APART(KIND, PASS) ((KIND) == FA_F32 && (PASS) != FA_BACKWARD_KV)
 #define FA_PUTS_AWAY(KIND, PASS) ((KIND) == FA_F32 && (PASS) == FA_BACKWARD_KV)
 enum { FA_EPOCH = 16 }; /* tiles */

@@ -183,7 +183,7 @@ PyObject *fa_module_forward(PyObject *module, PyObject *const *args,
     int64_t bytes = 0;
     (void)module;
 
-    fa_state_choose(&p);
+    fa_state_set_arithmetic(&p);
     if (fa_check_count("forward", count, FEATURES, ARGS) ||
         parse_where(args, &w) || fa_parse_pointer(args[Q_PTR], &p.q.data) ||
         fa_parse_pointer(args[K_PTR], &p.k.data) ||
@@ -265,7 +265,7 @@ PyObject *fa_module_backward(PyObject *module, PyObject *const *args,
     bool grads_fp32 = false;
     (void)module;
 
-    fa_state_choose(&p);
+    fa_state_set_arithmetic(&p);
     if (fa_check_count("backward", count, FEATURES, ARGS) ||
         parse_where(args, &w) || fa_parse_bool(args[GRADS_FP32], &grads_fp32) ||
         fa_parse_wanted(args[WANTED], &g.wanted) ||
@@ -436,7 +436,7 @@ static fa_status plan_alone(fa_problem *p, uint32_t wanted, bool grads_fp32,
                             fa_plan *plan, fa_error *error)
 {
     fa_gradients g = {.wanted = wanted};
-    fa_state_choose(p);
+    fa_state_set_arithmetic(p);
     fa_tensor_like(&p->q, p->v.size[3], &p->out);
     if (wanted == 0) {
         return fa_plan_forward(p, plan, error);

@@ -5,8 +5,9 @@
  *   def configure(code_dir, sim_library, mode, sim_arch, bf16="auto",
  *                 fp32="auto"):
  *       "Where code objects and the simulator lie, who runs what (auto, sim,
- *        standin, null, off), whom to ask for the simulated architecture, and
- *        whether bfloat16 may go through fp16 (auto, strict).
+ *        standin, null, off), whom to ask for the simulated architecture,
+ *        whether bfloat16 may go through fp16 (auto, strict), and whether
+ *        float32 goes through float64 (auto: if small, fast: never, exact).
  *        Loads nothing; may be called again."
  *   def register_ops() -> bool:
  *       "Register the ops fwd, bwd and rotary from C.  False if this torch

@@ -40,9 +40,12 @@ fa_status fa_state_configure(const char *code_dir, const char *sim_library,
                              const char *bf16, const char *fp32,
                              fa_error *error)
 {
-    static const char *const ways[] = {"auto", "fast", "exact"};
+    static const char *const ways[] = {[FA_FP32_AUTO] = "auto",
+                                       [FA_FP32_FAST] = "fast",
+                                       [FA_FP32_EXACT] = "exact"};
+    const int way_count = sizeof ways / sizeof *ways;
     const bool strict = strcmp(bf16, "strict") == 0;
-    int way = FA_FP32_AUTO;
+    int way = 0;
     fa_runtime *runtime = NULL;
     setup *found = NULL;
     int wanted = 0;
@@ -59,10 +62,10 @@ fa_status fa_state_configure(const char *code_dir, const char *sim_library,
         return fa_fail(error, FA_EINVAL,
                        "bf16: expected auto or strict, got %.80s", bf16);
     }
-    while (way <= FA_FP32_EXACT && strcmp(fp32, ways[way]) != 0) {
+    while (way < way_count && strcmp(fp32, ways[way]) != 0) {
         way++;
     }
-    if (way > FA_FP32_EXACT) {
+    if (way == way_count) {
         return fa_fail(error, FA_EINVAL,
                        "fp32: expected auto, fast or exact, got %.80s", fp32);
     }
@@ -100,7 +103,7 @@ fa_status fa_state_configure(const char *code_dir, const char *sim_library,
     return FA_OK;
 }
 
-void fa_state_choose(fa_problem *p)
+void fa_state_set_arithmetic(fa_problem *p)
 {
     const setup *s = atomic_load(&current);
     p->strict_bf16 = s != NULL && s->strict_bf16;

@@ -18,14 +18,15 @@
 /* Sets everything at once; needs the GIL.  `mode` is "auto", "sim",
  * "standin", "null" or "off", `bf16` "auto" or "strict", `fp32` "auto", "fast"
  * or "exact".  A thread that is inside a call finishes it with what it started
- * with: runtimes are never closed, and a configuration that was seen before gets its runtime back. */
+ * with: runtimes are never closed, and a configuration that was seen before
+ * gets its runtime back. */
 fa_status fa_state_configure(const char *code_dir, const char *sim_library,
                              const char *mode, PyObject *sim_arch,
                              const char *bf16, const char *fp32,
                              fa_error *error);
 
 /* Sets what products are computed in now.  Any thread. */
-void fa_state_choose(fa_problem *problem);
+void fa_state_set_arithmetic(fa_problem *problem);
 
 /* Which runtime and backend serve tensors of this kind now.  Any thread,
  * with or without the GIL. */

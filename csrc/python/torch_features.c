@@ -147,7 +147,7 @@ static void parse_numbers(const uint64_t *options, fa_problem *p)
                                    : (int)causal;
     p->window_left = fa_torch_as_int(options[FA_OPTION_WINDOW_LEFT]);
     p->window_right = fa_torch_as_int(options[FA_OPTION_WINDOW_RIGHT]);
-    fa_state_choose(p);
+    fa_state_set_arithmetic(p);
     p->features.softcap = fa_torch_as_double(options[FA_OPTION_SOFTCAP]);
     p->features.dropout_p = fa_torch_as_double(options[FA_OPTION_DROPOUT_P]);
     p->features.sink_keys = fa_torch_as_int(options[FA_OPTION_SINK_KEYS]);

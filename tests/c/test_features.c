@@ -281,31 +281,30 @@ static void row_sums_go_from_one_pass_to_the_next(test_run *run)
     CHECK(run, call.args.out.data == NULL && call.args.dout.data == NULL);
 }
 
-static void of_float32_in_float64_row_sums_come_before_dq(test_run *run)
+static void preparing_adds_up_as_the_passes_do(test_run *run)
 {
-    fa_problem p = test_problem(1, 2, 1, 40, 40, 40);
-    test_retype(&p, FA_F32);
-    p.lse = (void *)0xb000;
-    fa_gradients g = test_gradients(&p, FA_WANT_DQ | FA_WANT_DK);
-    g.dq.data = (void *)0x9000;
-    const fa_plan plan = test_plan_backward(run, &p, &g);
-    fa_call call;
-    if (!CHECK(run, plan.count == 5)) {
-        return;
-    }
-    for (int i = 0; i < plan.count; i++) {
-        fa_call_fill(&p, &g, &plan, &plan.step[i], workspace, &call);
-        const uint32_t access = i == 0             ? FA_WRITE
-                                : i == 1 || i == 2 ? FA_READ | FA_WRITE
-                                                   : FA_READ;
-        CHECK(run, (call.args.dq.data != NULL) == (i == 3));
-        CHECK(run, call.args.row_sums == (i == 1 || i == 2));
-        CHECK(run, bytes_at(&call, call.args.rows, access) == 8);
-        CHECK(run, elements_at(&call, call.args.rows) ==
-                       (int64_t)80 * FA_ROW_NUMBERS);
-        if (i == 0) {
-            CHECK(run, bytes_at(&call, p.lse, FA_READ) == 4);
-        }
+    static const struct {
+        fa_dtype dtype;
+        fa_fp32 fp32;
+        int64_t dim;
+        uint32_t features;
+        uint32_t granules;
+    } cases[] = {{FA_F32, FA_FP32_FAST, 32, 0, 4},
+                 {FA_F32, FA_FP32_FAST, 32, FA_HAS_SOFTCAP, 8},
+                 {FA_F32, FA_FP32_FAST, 33, 0, 8},
+                 {FA_F32, FA_FP32_EXACT, 32, 0, 0},
+                 {FA_F64, FA_FP32_AUTO, 32, 0, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fa_problem p = test_problem(1, 1, 1, 40, 40, cases[i].dim);
+        test_retype(&p, cases[i].dtype);
+        test_add_features(&p, cases[i].features);
+        p.fp32 = cases[i].fp32;
+        p.lse = (void *)0xb000;
+        const fa_gradients g = test_gradients(&p, FA_WANT_DQ);
+        const fa_plan plan = test_plan_backward(run, &p, &g);
+        fa_call call;
+        fa_call_fill(&p, &g, &plan, &plan.step[0], workspace, &call);
+        CHECK(run, call.args.apart == cases[i].granules);
     }
 }
 
@@ -621,20 +620,24 @@ static void check_pass(test_run *run, fa_problem *p, fa_pass pass)
 
 static void each_pass_is_told_the_features_that_it_reads(test_run *run)
 {
-    /* float32 twice: in its own arithmetic and in double */
+    static const struct kind {
+        fa_dtype dtype;
+        fa_fp32 fp32;
+    } kinds[] = {{FA_F16, FA_FP32_AUTO},
+                 {FA_BF16, FA_FP32_AUTO},
+                 {FA_F32, FA_FP32_FAST},
+                 {FA_F32, FA_FP32_EXACT}};
     for (int pass = FA_FORWARD; pass <= FA_BACKWARD_BIAS; pass++) {
-        for (int i = FA_F16; i <= FA_F32 + 1; i++) {
-            const fa_dtype dtype = i < FA_F32 ? (fa_dtype)i : FA_F32;
-            const fa_fp32 fp32 = i == FA_F32 ? FA_FP32_FAST : FA_FP32_EXACT;
+        for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
             fa_problem p = test_problem(2, 4, 2, 300, 600, 40);
-            test_retype(&p, dtype);
-            p.fp32 = fp32;
+            test_retype(&p, kinds[i].dtype);
+            p.fp32 = kinds[i].fp32;
             p.lse = (void *)0xb000;
             test_add_features(&p, EVERY & ~(uint32_t)FA_HAS_SPANS);
             check_pass(run, &p, (fa_pass)pass);
             p = test_problem(1, 4, 2, 300, 600, 40);
-            test_retype(&p, dtype);
-            p.fp32 = fp32;
+            test_retype(&p, kinds[i].dtype);
+            p.fp32 = kinds[i].fp32;
             p.lse = (void *)0xb000;
             test_add_features(
                 &p, EVERY & ~(uint32_t)(FA_HAS_BLOCKS | FA_HAS_SINK_KEYS));
@@ -688,7 +691,7 @@ void test_features(test_run *run)
     RUN(run, dsink_alone_needs_no_gradient_pass_but_for_row_sums);
     RUN(run, delta_is_corrected_for_what_is_stored_in_fp32);
     RUN(run, row_sums_go_from_one_pass_to_the_next);
-    RUN(run, of_float32_in_float64_row_sums_come_before_dq);
+    RUN(run, preparing_adds_up_as_the_passes_do);
     RUN(run, row_sums_without_dq_are_made_where_it_would_be);
     RUN(run, diagonals_say_what_masks_and_windows_say);
     RUN(run, open_windows_have_the_diagonals_of_no_window);

@@ -265,17 +265,32 @@ static void small_problems_of_float32_are_computed_in_float64(test_run *run)
     }
 }
 
+static void check_same_steps(test_run *run, const fa_plan *a, const fa_plan *b)
+{
+    CHECK(run, a->count == b->count && a->count > 0);
+    CHECK(run, a->workspace.bytes == b->workspace.bytes);
+    for (int i = 0; i < a->count; i++) {
+        CHECK(run, a->step[i].variant == b->step[i].variant);
+        CHECK(run, a->step[i].prepare == b->step[i].prepare);
+        CHECK(run, a->step[i].row_sums == b->step[i].row_sums);
+        CHECK(run, a->step[i].dq_follows == b->step[i].dq_follows);
+    }
+}
+
 static void other_types_do_not_ask_how_float32_is_computed(test_run *run)
 {
     static const fa_dtype types[] = {FA_F16, FA_BF16, FA_F64};
     for (int i = 0; i < 3; i++) {
         fa_problem p = small_float32(0);
         test_retype(&p, types[i]);
+        const fa_gradients g = test_gradients(&p, ALL);
         const fa_plan usual = test_plan_forward(run, &p);
+        const fa_plan usual_back = test_plan_backward(run, &p, &g);
         p.fp32 = FA_FP32_EXACT;
         const fa_plan exact = test_plan_forward(run, &p);
-        CHECK(run, exact.count == usual.count);
-        CHECK(run, exact.step[0].variant == usual.step[0].variant);
+        const fa_plan exact_back = test_plan_backward(run, &p, &g);
+        check_same_steps(run, &usual, &exact);
+        check_same_steps(run, &usual_back, &exact_back);
     }
 }
 
@@ -317,7 +332,7 @@ static void float32_in_float64_takes_the_corrected_delta(test_run *run)
         for (int k = 0; k < plan.count; k++) {
             const bool sums = wanted != FA_WANT_DV && (k == 1 || k == 2);
             CHECK(run, plan.step[k].row_sums == sums);
-            CHECK(run, plan.step[k].sums_only == (dq && k == 1));
+            CHECK(run, plan.step[k].dq_follows == (dq && k == 1));
         }
         CHECK(run, plan.workspace.bytes ==
                        (size_t)2 * 128 * FA_ROW_NUMBERS * sizeof(double));

@@ -231,6 +231,7 @@ def configure(code_dir, sim_library, mode, sim_arch, bf16="auto", fp32="auto"):
         raise Error(f"bf16: expected auto or strict, got {bf16}")
     if fp32 not in ("auto", "fast", "exact"):
         raise Error(f"fp32: expected auto, fast or exact, got {fp32}")
+    # fp32 changes nothing: exact32 is not served here.
     _settings.update(mode=mode, bf16=bf16)
 
 
