@@ -96,8 +96,11 @@ print("a warning", file=sys.stderr)
 
 def test_forked_programs_are_alone_and_have_what_they_were_given(monkeypatch):
     monkeypatch.setenv("HIPSIM_X", "not theirs")
+    monkeypatch.setenv("ANOTHER", "one")
     first = run_forked(SAYS + "import flash_attn_rocm", "a", env={"HIPSIM_X": "1"})
-    second = run_forked(SAYS)
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "the next one")  # as pytest does
+    monkeypatch.delenv("ANOTHER")
+    second = run_forked(SAYS + "assert 'ANOTHER' not in os.environ")
     assert first.stdout.splitlines()[0] == "1 ['a'] False"
     assert second.stdout.splitlines()[0] == "None [] False"
     (imported, path, server), (*_, other) = (
